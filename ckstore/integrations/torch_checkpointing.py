@@ -14,33 +14,48 @@ import tempfile
 import threading
 import uuid
 import warnings
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import cast
+from typing import TypeVar, cast
 
 from torch_checkpointing.checkpoint_writer import DEFAULT_TEMP_DIR_PREFIX
 from torch_checkpointing.storage.base_storage import ReadArgs, StorageConfig
 from torch_checkpointing.storage.filesystem import LocalFileSystemStorage, LocalFileSystemStorageConfig
 from typing_extensions import Buffer, override
 
-from ckstore.errors import BadInput, CkstoreWarning, NoSuchRef, StepExists
+from ckstore.errors import BadInput, CkstoreWarning, DamagedBlob, InUse, NoSuchRef, StepExists
+from ckstore.fs import locks
+from ckstore.fs.lock_holders import named_holders
 from ckstore.integrations.opened_file import opened
 from ckstore.integrations.own_run import begin
-from ckstore.model.manifest.info import CheckpointInfo
-from ckstore.model.names import AUTO, expanded
+from ckstore.model.manifest.info import CheckpointInfo, Stamp
+from ckstore.model.names import AUTO, CheckpointKey, expanded
 from ckstore.model.training_identity import Parent
 from ckstore.objects.publish import IfExists
+from ckstore.ops.index.reconcile import stamps
 from ckstore.ops.read.load import continue_from
 from ckstore.ops.save.continuation import parent_at
 from ckstore.ops.save.gather import step_in_name
 from ckstore.store import Store, context_of
 from ckstore.training.history import run_of
+from ckstore.training.processes import world_size
 
+_K = TypeVar("_K")
+_V = TypeVar("_V")
 _KEY = "torch_checkpointing"
 """The key of the directory's name in the metadata of a checkpoint."""
 _REMEMBERED = 16
-"""How many lists of files are kept."""
+"""How many lists of files, and of the checkpoints of a step, are kept."""
+_unfinished: dict[Path, locks.DirectoryLock] = {}
+"""Directory of an unfinished checkpoint that this process writes -> its lock."""
+os.register_at_fork(after_in_child=_unfinished.clear)
+
+
+@atexit.register
+def release_unfinished() -> None:
+    """Release the locks of all directories that this process has not finished. Their files remain."""
+    while _unfinished:
+        _unfinished.popitem()[1].release()
 
 
 @dataclass
@@ -69,6 +84,7 @@ class CkstoreStorageConfig(StorageConfig):
     if_exists: IfExists = "error"
     temp_dir_prefix: str = DEFAULT_TEMP_DIR_PREFIX
     _loaded: Path = field(init=False, repr=False, compare=False)
+    _has_peers: bool = field(init=False, repr=False, compare=False, default=False)
 
     def __post_init__(self) -> None:
         if self.run == AUTO:
@@ -76,6 +92,14 @@ class CkstoreStorageConfig(StorageConfig):
             raise BadInput(msg, hint="name the run, for example after the folder: run='gpt-2'")
         # Checkpoints may be saved by another process than the one that loads: by a child, to which this is pickled.
         self._loaded = Path(tempfile.gettempdir()) / f"ckstore-loaded-{uuid.uuid4().hex}"
+
+    def __getstate__(self) -> dict[str, object]:
+        # A child that writes in the background is in no group.
+        return {**self.__dict__, "_has_peers": self.has_peers()}
+
+    def has_peers(self) -> bool:
+        """Whether several processes write each checkpoint."""
+        return self._has_peers or world_size() > 1 or os.environ.get("WORLD_SIZE", "1") != "1"
 
     @override
     def create_storage(self) -> CkstoreStorage:
@@ -104,6 +128,8 @@ class CkstoreStorage(LocalFileSystemStorage):
         self._run = run_of(self._store, config.run)
         self._loaded, self._noted = loaded, ""
         self._sizes: dict[str, dict[str, int | None]] = {}
+        self._known: dict[int | None, tuple[dict[CheckpointKey, Stamp], tuple[CheckpointInfo, ...]]] = {}
+        self._changing = threading.Lock()
 
     @override
     def stream_read(self, path: Path, read_args: ReadArgs | None = None) -> io.RawIOBase:
@@ -154,7 +180,14 @@ class CkstoreStorage(LocalFileSystemStorage):
 
     @override
     def mkdir(self, path: Path, recursive: bool = True) -> None:
-        """Create a directory."""
+        """Create a directory.
+
+        Raises:
+            InUse: Another training is writing a checkpoint of this name to the folder.
+        """
+        place = self._place(path)
+        if place is not None and place[0].startswith(self._config.temp_dir_prefix):
+            self._take_unfinished(self._folder / place[0], recursive or not place[1])
         if recursive and self.isdir(path):
             return
         # A file in the new directory would be refused.
@@ -175,7 +208,9 @@ class CkstoreStorage(LocalFileSystemStorage):
         info, inner = found
         if inner:
             raise _unchangeable(path)
-        self._writer().delete(info)
+        # A process that died while it replaced the checkpoint may have left the older one.
+        for each in self._of_name(Path(path).name, step_in_name([Path(path)])) or [info]:
+            self._writer().delete(each)
 
     @override
     def rename(
@@ -189,7 +224,11 @@ class CkstoreStorage(LocalFileSystemStorage):
             RunInUse: The run has checkpoints of another training, and this process has loaded none of them.
             CkstoreError: As in `Store.commit`. The source is kept.
         """
-        place, there = self._place(dst_path), self._find(dst_path)
+        place = self._place(dst_path)
+        try:
+            there = self._find(dst_path)
+        except DamagedBlob:  # a commit replaces it
+            there = None
         if self._find(src_path) is not None:
             raise _unchangeable(src_path)
         if there is not None and there[1]:
@@ -199,25 +238,38 @@ class CkstoreStorage(LocalFileSystemStorage):
                 raise _occupied(errno.EISDIR, dst_path)
             super().rename(src_path, dst_path, is_directory, background_cleanup)
             return
-        if os.path.lexists(dst_path):
-            if not os.path.isdir(dst_path):
-                raise _occupied(errno.ENOTDIR, dst_path)
-            if os.listdir(dst_path):
-                raise _occupied(errno.ENOTEMPTY, dst_path)
-            os.rmdir(dst_path)
+        _make_way(Path(dst_path))
         # A name without a step also has at most one checkpoint.
         step = step_in_name([Path(dst_path)])
+        older: list[CheckpointInfo] = []
         if there is not None:
             if self._config.if_exists == "error":
                 raise _occupied(errno.ENOTEMPTY, dst_path)
-            step = there[0].step
+            if step is None and self._config.if_exists == "replace":
+                # Its old step may be before the last one of the training, which must not go back.
+                older = self._of_name(Path(dst_path).name, None)
+            else:
+                step = there[0].step
         # Another path's checkpoint of this step is never replaced.
-        self._commit(Path(src_path), Path(dst_path), step, "error" if there is None else self._config.if_exists)
+        if_exists = "error" if there is None or older else self._config.if_exists
+        self._commit(Path(src_path), Path(dst_path), step, if_exists)
+        self._drop(older, Path(dst_path))
+
+    def _drop(self, older: list[CheckpointInfo], target: Path) -> None:
+        """Delete checkpoints that one of the same path has replaced, as `Store.commit` does for those of one step."""
+        for info in older:
+            try:
+                self._writer().delete(info, now=not self._writer().config.undo_by_rule_s)
+            except NoSuchRef:  # another process did
+                continue
+            except InUse as error:
+                msg = f"the older checkpoint of {target} is kept: {error.message}"
+                warnings.warn(msg, CkstoreWarning, stacklevel=3)
 
     def _commit(self, source: Path, target: Path, step: int | None, if_exists: IfExists) -> None:
         writer = self._writer()
-        self._continue_loaded(writer)
         try:
+            self._continue_loaded(writer)
             writer.commit(
                 source,
                 step,
@@ -227,13 +279,40 @@ class CkstoreStorage(LocalFileSystemStorage):
                 if_run_in_use="error",
             )
         except StepExists as error:  # it was saved in another way, or to another path
-            msg = f"{error.message}; it was not saved to this path, which therefore does not replace it"
+            hint = f"save to a path with another number, or delete {self._run}@{step} first"
+            msg = f"{error.message}; it was not saved to this path, which therefore does not replace it ({hint})"
             raise FileExistsError(errno.EEXIST, msg, str(target)) from error
+        finally:  # another process may remove the directory now, or what is left of it
+            if (lock := _unfinished.pop(_resolved(source), None)) is not None:
+                lock.release()
         try:
             shutil.rmtree(source)
         except OSError as error:  # what was committed is not taken back
             msg = f"{target} is committed, but its directory {source} cannot be removed: {error.strerror}"
             warnings.warn(msg, CkstoreWarning, stacklevel=3)
+
+    def _take_unfinished(self, path: Path, make: bool) -> None:
+        """Lock the directory of an unfinished checkpoint, and remove the files that an ended process has left in it.
+
+        Its files would become part of the checkpoint. Ranks of one save share the directory, and do not lock it.
+        """
+        lock = _unfinished.get(path)
+        if self._config.has_peers() or (lock is not None and lock.names(path)):
+            return
+        if lock is not None:
+            _unfinished.pop(path).release()
+        if make:
+            path.mkdir(parents=True, exist_ok=True)
+        elif not path.is_dir():
+            return
+        lock = locks.try_exclusive(path)
+        if lock is None:
+            msg = f"{path} is being written by another process{named_holders(os.stat(path))}"
+            hint = "two trainings that save to one folder overwrite each other's files: give each a folder and a run"
+            raise InUse(msg, hint=hint)
+        _unfinished[path] = lock
+        for entry in os.scandir(path):
+            shutil.rmtree(entry) if entry.is_dir(follow_symlinks=False) else os.unlink(entry)
 
     @override
     def ls(self, path: Path) -> list[str]:
@@ -279,7 +358,37 @@ class CkstoreStorage(LocalFileSystemStorage):
         """Return the names of the checkpoints in a directory: the folder, which other nodes may lack."""
         if Path(os.path.realpath(path)) != self._folder:
             return []
-        return [name for info in self._store.checkpoints(self._run) if (name := _name_of(info))]
+        return [name for info in self._infos(None) if (name := _name_of(info))]
+
+    def _infos(self, step: int | None) -> tuple[CheckpointInfo, ...]:
+        """Return the checkpoint of a step, or all of the run, oldest first."""
+        found = self._stamps(step)
+        known = self._known.get(step)
+        if found and known is not None and known[0] == found:
+            return known[1]
+        try:
+            infos = self._store.checkpoints(self._run) if step is None else [self._store.info(f"{self._run}@{step}")]
+        except NoSuchRef:
+            return ()
+        # The catalog is asked again only after a directory has changed; a look at those takes a tenth of the time.
+        if found and found == self._stamps(step):
+            self._remember(self._known, step, (found, tuple(infos)))
+        return tuple(infos)
+
+    def _stamps(self, step: int | None) -> dict[CheckpointKey, Stamp]:
+        context = context_of(self._store)
+        layout, run = context.layout, self._run
+        return stamps(context, layout.checkpoints_of(run) if step is None else layout.of_step(run, step))
+
+    def _of_name(self, name: str, step: int | None) -> list[CheckpointInfo]:
+        """Return the checkpoints of a path, oldest first. More than one if a process died while it replaced one."""
+        return [info for info in self._infos(step) if _name_of(info) == name]
+
+    def _remember(self, known: dict[_K, _V], key: _K, value: _V) -> None:
+        with self._changing:
+            known[key] = value
+            while len(known) > _REMEMBERED:
+                del known[next(iter(known))]
 
     def _place(self, path: Path) -> tuple[str, str] | None:
         """Return the name of the entry of the folder that a path leads to, and the path in it, or None."""
@@ -296,20 +405,12 @@ class CkstoreStorage(LocalFileSystemStorage):
         if place is None or os.path.lexists(self._folder / place[0]):
             return None
         name, inner = place
-        step = step_in_name([Path(name)])
-        if step is None:
-            infos: Iterable[CheckpointInfo] = self._store.checkpoints(self._run)
-        else:
-            try:
-                infos = [self._store.info(f"{self._run}@{step}")]
-            except NoSuchRef:
-                return None
-        info = next((info for info in infos if _name_of(info) == name), None)
-        return None if info is None else (info, inner)
+        found = self._of_name(name, step_in_name([Path(name)]))
+        return (found[-1], inner) if found else None
 
     def _files(self, info: CheckpointInfo) -> dict[str, int | None]:
         """Return the size of each file of a checkpoint, and None for each directory, by their paths."""
-        if info.id not in self._sizes:
+        if (known := self._sizes.get(info.id)) is None:
             try:
                 with self._store.open_checkpoint(info) as checkpoint:
                     files = checkpoint.files()
@@ -319,10 +420,9 @@ class CkstoreStorage(LocalFileSystemStorage):
             for file in files:
                 found.update(dict.fromkeys(map(str, PurePosixPath(file.path).parents[:-1])))
                 found[file.path] = None if file.kind == "directory" else file.nbytes
-            self._sizes[info.id] = found
-            while len(self._sizes) > _REMEMBERED:
-                del self._sizes[next(iter(self._sizes))]
-        return self._sizes[info.id]
+            self._remember(self._sizes, info.id, found)
+            return found
+        return known
 
     def _size_of(self, info: CheckpointInfo, inner: str, path: Path) -> int:
         """Return the size of a file of a checkpoint. Raise if there is no such file, or it is a directory."""
@@ -378,6 +478,17 @@ class CkstoreStorage(LocalFileSystemStorage):
         except FileNotFoundError:
             return
         continue_from(context_of(writer), Parent(loaded, self._run, training))
+
+
+def _make_way(path: Path) -> None:
+    """Remove an empty directory, as a rename does. Raise if there is anything else."""
+    if not os.path.lexists(path):
+        return
+    if not os.path.isdir(path):
+        raise _occupied(errno.ENOTDIR, path)
+    if os.listdir(path):
+        raise _occupied(errno.ENOTEMPTY, path)
+    os.rmdir(path)
 
 
 def _resolved(path: Path) -> Path:

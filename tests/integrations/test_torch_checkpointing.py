@@ -21,7 +21,8 @@ from torch_checkpointing.storage.base_storage import ReadArgs, Storage
 from torch_checkpointing.storage.filesystem import LocalFileSystemStorage, LocalFileSystemStorageConfig
 
 from ckstore import BadInput, CheckpointInfo, DamagedBlob, NoSuchRef, RetentionPolicy, RunInUse, Store, StoreNotFound
-from ckstore.integrations.torch_checkpointing import CkstoreStorageConfig
+from ckstore.integrations import torch_checkpointing as storage_module
+from ckstore.integrations.torch_checkpointing import CkstoreStorageConfig, release_unfinished
 from ckstore.ops.read.open_checkpoint import OpenCheckpoint
 from tests.integrations.storage_cases import manager
 from tests.support.damage import blobs_by_size, flip
@@ -67,6 +68,7 @@ def folders(tmp_path: Path) -> Iterator[Folders]:
     torch.set_num_threads(1)
     made = Folders(tmp_path)
     yield made
+    release_unfinished()
     check_store(made.store.path)
 
 
@@ -165,6 +167,7 @@ def test_a_folder_in_a_store_looks_like_one_on_a_disk(
             for what in ("exists", "isdir", "ls", "read", "getsize", "stream"):
                 folders.both(look, f"{top}/{inner}", what)
     assert folders.store.verify().ok
+    release_unfinished()
     check_store(folders.store.path)
     folders.store.close()
 
@@ -314,12 +317,14 @@ def test_a_checkpoint_that_is_deleted_during_a_look_is_not_there(
             look(storage, folder, "step-1/rank_0/model.pt", what)
 
 
-@pytest.mark.parametrize("name, other", [("step-5", "checkpoint-5"), ("step-5", "step-005"), ("best", "step-0")])
+@pytest.mark.parametrize("name, other", [("step-5", "checkpoint-5"), ("step-5", "step-005"), ("best", "its step")])
 def test_only_the_own_path_is_replaced(folders: Folders, name: str, other: str) -> None:
     storage = CkstoreStorageConfig(folders.store.path, folders.kept, if_exists="replace").create_storage()
     save(storage, folders.kept, name, {"model.pt": b"one"})
     save(storage, folders.kept, name, {"model.pt": b"two"})
 
+    if other == "its step":
+        other = f"step-{folders.store.info('latest').step}"
     with pytest.raises(FileExistsError, match="does not replace"):
         save(storage, folders.kept, other, {"model.pt": b"other"})
     assert storage.read(folders.kept / name / "model.pt") == b"two"
@@ -343,6 +348,7 @@ def test_the_folder_is_found_through_symlinks_and_where_it_does_not_exist(folder
         storage = config.create_storage()
         save(storage, path, "step-1", {"model.pt": b"data"})
         assert not os.listdir(folders.kept)
+        assert not storage_module._unfinished
         assert storage.read(link / "step-1/model.pt") == storage.read(folders.kept / "step-1/model.pt") == b"data"
         storage.rmdir(path / "step-1")
 
