@@ -52,6 +52,7 @@ class MirrorRecord:
     # Key of a tag, a pin or annotations -> digest of the version that was last pushed.
     documents: dict[str, str] = field(default_factory=dict)
     since: str = ""  # when the current series of failed tries began; empty if `problem` is
+    refused: str = ""  # since when the mirror has refused the credentials; empty if the last try failed otherwise
     looked: str = ""  # when the mirror was last listed completely; empty if never
     missing: dict[str, str] = field(default_factory=dict)  # id -> what the mirror has lost of a checkpoint
     pruned: frozenset[str] = field(default_factory=frozenset)  # checkpoints that `keep_remote` of this store removed
@@ -70,6 +71,7 @@ class MirrorRecord:
             "checkpoints": sorted(self.ids),
             "problem": self.problem[:_WHY_CHARS],
             "since": self.since,
+            "refused": self.refused,
             "documents": self.documents,
             "looked": self.looked,
             "missing": self.missing,
@@ -92,7 +94,8 @@ def _parse(data: bytes, where: str) -> MirrorRecord:
     documents = members.get("documents", {})
     if not isinstance(documents, dict) or not all(isinstance(digest, str) for digest in documents.values()):
         refuse(where, "documents", "keys with digests", documents)
-    since, looked = (found and check_created(found, where) for found in (members.get("since"), members.get("looked")))
+    times = (members.get(name) for name in ("since", "looked", "refused"))
+    since, looked, refused = (found and check_created(found, where) for found in times)
     missing = members.get("missing", {})
     if not isinstance(missing, dict) or not all(isinstance(why, str) for why in missing.values()):
         refuse(where, "missing", "ids with texts", missing)
@@ -104,7 +107,18 @@ def _parse(data: bytes, where: str) -> MirrorRecord:
     if not isinstance(sequences, dict) or not all(type(number) is int for number in sequences.values()):
         refuse(where, "sequences", "runs with whole numbers", sequences)
     return MirrorRecord(
-        remote, uuid, ids, problem, documents, since or "", looked or "", missing, pruned, former, sequences
+        remote,
+        uuid,
+        ids,
+        problem,
+        documents,
+        since or "",
+        refused or "",
+        looked or "",
+        missing,
+        pruned,
+        former,
+        sequences,
     )
 
 
@@ -186,6 +200,7 @@ def add_mirrored(
             ids=(known.ids | {*ids}) & listed,
             problem="",
             since="",
+            refused="",
             documents=said,
             missing=missing,
             pruned=pruned,
@@ -267,14 +282,20 @@ def note_pruned(layout: Layout, remote: str, ids: Iterable[str]) -> None:
     _change(layout, remote, uuid_now(layout, remote), noted)
 
 
-def note_problem(layout: Layout, remote: str, problem: str) -> None:
-    """Record why a try failed, once for each reason; empty if no work is left."""
+def note_problem(layout: Layout, remote: str, problem: str, *, is_refused: bool = False) -> None:
+    """Record why a try failed, once for each reason; empty if no work is left.
+
+    `is_refused` says that the mirror has refused the credentials.
+    """
     why = problem[:_WHY_CHARS]
 
     def noted(known: MirrorRecord) -> MirrorRecord:
-        return replace(known, problem=why, since=(known.since or text_of_time(now())) if why else "")
+        at = text_of_time(now())
+        refused = (known.refused or at) if is_refused else ""
+        return replace(known, problem=why, since=(known.since or at) if why else "", refused=refused)
 
-    if read_mirrored(layout, remote).problem != why:
+    known = read_mirrored(layout, remote)
+    if (known.problem, bool(known.refused)) != (why, is_refused):
         _change(layout, remote, uuid_now(layout, remote), noted)
 
 
@@ -335,7 +356,8 @@ def status_of(context: Context, infos: Iterable[CheckpointInfo]) -> MirrorStatus
     oldest_s = max(0.0, *ages) if ages else 0.0
     age_s = float(MIRROR_AGE_S.of(config, where))
     lost = tuple(info.name for info in listed if info.elsewhere and info.id in known.missing)
-    return MirrorStatus(remote, tuple(lacking), oldest_s, age_s, known.problem, known.since, known.looked, lost)
+    times = known.since, known.looked
+    return MirrorStatus(remote, tuple(lacking), oldest_s, age_s, known.problem, *times, lost, known.refused)
 
 
 def kept_for_mirror(context: Context, infos: Iterable[CheckpointInfo]) -> dict[str, str]:

@@ -169,9 +169,9 @@ def boto3_down(folder: Path, port: int, prefix: str) -> list[float]:
 def engine_up(folder: Path, port: int, prefix: str) -> list[float]:
     import obstore
 
-    from ckstore.remote.service.engine import _CLIENT_OPTIONS, _stores
+    from ckstore.remote.service.engine_clients import _CLIENT_OPTIONS, _make
 
-    client, _ = _stores(Service(port).target(prefix), _CLIENT_OPTIONS)
+    client, _ = _make(Service(port).target(prefix), _CLIENT_OPTIONS)
 
     def send(file: Path) -> None:
         obstore.put(client, f"{prefix}/{file.name}", memoryview(file.read_bytes()), use_multipart=False)
@@ -185,9 +185,9 @@ def engine_up(folder: Path, port: int, prefix: str) -> list[float]:
 def engine_down(folder: Path, port: int, prefix: str) -> list[float]:
     import obstore
 
-    from ckstore.remote.service.engine import _CLIENT_OPTIONS, _stores
+    from ckstore.remote.service.engine_clients import _CLIENT_OPTIONS, _make
 
-    client, _ = _stores(Service(port).target(prefix), _CLIENT_OPTIONS)
+    client, _ = _make(Service(port).target(prefix), _CLIENT_OPTIONS)
     folder.mkdir()
 
     def fetch(path: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 _TABLE = "tests/ops/save/test_continuation.py"
+_PAIRS = "tests/integrations/test_torch_checkpointing_pairs.py"
 _FRAMEWORKS = "tests/integrations/test_one_training.py"
 
 LINEAGE = [
@@ -169,5 +170,23 @@ LINEAGE = [
         "",
         "tests/ops/open/test_create.py::test_names_are_similar_but_for_those_that_differ_in_a_number",
         "assert",
+    ),
+    Mutant(
+        "files that an ended training left in the directory of torch_checkpointing are removed",
+        "stray-files-committed",
+        "CkstoreStorage._take_unfinished",
+        "        for entry in os.scandir(path):\n",
+        "        for entry in ():\n",
+        f"{_PAIRS}::test_files_of_another_training_never_become_part_of_a_checkpoint",
+        "assert",
+    ),
+    Mutant(
+        "two trainings do not write into one directory of torch_checkpointing",
+        "directory-not-locked",
+        "CkstoreStorage._take_unfinished",
+        "        lock = locks.try_exclusive(path)\n",
+        "        lock = locks.lock_shared(path) if locks.is_locked(path) else locks.try_exclusive(path)\n",
+        f"{_PAIRS}::test_two_trainings_cannot_write_one_checkpoint_at_once",
+        "locked by another process",
     ),
 ]

@@ -12,6 +12,7 @@ _MANY = "tests/remote/test_prune_many.py"
 _EVICT, _ENGINE = "tests/remote/test_evict.py", "tests/remote/test_engine.py"
 _DELTAS, _KEEP, _CACHE = "tests/remote/test_deltas.py", "tests/remote/test_keep.py", "tests/remote/test_cache.py"
 _REMOTES, _MIRROR = "tests/remote/test_remotes.py", "tests/remote/test_mirror.py"
+_CREDENTIALS = "tests/remote/test_credentials.py"
 _RENAMED = "tests/remote/test_renamed_run.py"
 _IN_DIRECTORY = "tests/remote/test_in_directory.py"
 _IN_DIRECTORY_CRASH = "tests/crash/test_objects_in_a_directory.py"
@@ -339,9 +340,9 @@ REMOTES = [
     Mutant(
         "a removal is sent once",
         "removal-repeated",
-        "ServiceObjects.delete",
-        "partial(obstore.delete, self._once, batch)",
-        "partial(obstore.delete, self._store, batch)",
+        "ServiceObjects._delete",
+        "self._clients.once",
+        "self._clients.store",
         f"{_ENGINE}::test_a_removal_is_sent_once",
         "",
     ),
@@ -737,7 +738,7 @@ REMOTES = [
         "a write of many parts may take longer than other calls",
         "many-parts-cut",
         "ServiceObjects._write",
-        ", most_s=parts * _UPLOAD_S)",
+        ", most_s=most_s)",
         ")",
         f"{_ENGINE}::test_a_write_of_many_parts_may_take_longer_than_other_calls",
         "RemoteUnavailable",
@@ -1075,5 +1076,59 @@ REMOTES = [
         "            if False:\n",
         "tests/remote/test_remotes.py::test_the_remote_that_is_the_mirror_is_not_removed",
         "DID NOT RAISE",
+    ),
+    Mutant(
+        "a refused call is made once more with credentials that were read again",
+        "credentials-never-read-again",
+        "ServiceObjects._try",
+        "        if error is not None and self._is_renewed_after(error, seen):\n",
+        "        if error is not None and seen < 0:\n",
+        f"{_CREDENTIALS}::test_each_call_goes_on_with_new_credentials[get]",
+        "RemoteDenied",
+    ),
+    Mutant(
+        "threads that were refused at once go on with the clients that the first of them made",
+        "clients-of-another-thread",
+        "Clients.renew",
+        "            if self._current.number != refused:\n                return True\n",
+        "",
+        f"{_CREDENTIALS}::test_threads_that_are_refused_at_once_read_the_credentials_once",
+        "RemoteDenied",
+    ),
+    Mutant(
+        "credentials are read again only some seconds after the last time",
+        "credentials-read-after-each-refusal",
+        "Clients.renew",
+        "if time.monotonic() < self._renew_at_s:",
+        "if refused < 0:",
+        f"{_CREDENTIALS}::test_a_refusal_that_stays_is_an_error_after_one_retry",
+        "assert",
+    ),
+    Mutant(
+        "a listing that was refused is not asked for its next page",
+        "listing-ends-at-a-refusal",
+        "ServiceObjects._pages",
+        "                stream, is_renewed = None, True\n",
+        "                is_renewed = True\n",
+        f"{_CREDENTIALS}::test_a_listing_that_is_refused_between_two_pages_has_every_object_once",
+        "assert",
+    ),
+    Mutant(
+        "an ended token is a refusal, although its status is not that of one",
+        "ended-token-is-another-error",
+        "engine_errors.translated",
+        " or (code is not None and code[1] in _DENIED_CODES)",
+        "",
+        f"{_CREDENTIALS}::test_an_ended_token_is_a_refusal",
+        "RemoteError",
+    ),
+    Mutant(
+        "the status of a mirror tells since when the credentials are refused",
+        "refusal-without-its-time",
+        "saver.server.mirror._tell",
+        "is_refused=isinstance(error, RemoteDenied)",
+        "is_refused=False",
+        f"{_MIRROR}::test_doctor_warns_while_pushes_are_refused_and_gives_the_start_time",
+        "assert",
     ),
 ]

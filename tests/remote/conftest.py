@@ -87,11 +87,11 @@ def through(service: Service, proxy: Proxy) -> Target:
 @pytest.fixture
 def memory(request: pytest.FixtureRequest) -> Iterator[Target]:
     """Return objects in memory that only this test uses."""
-    from ckstore.remote.service import engine
+    from ckstore.remote.service import engine_clients
 
     target = Target("url", f"memory://{abs(hash(request.node.nodeid))}/run")
     yield target
-    engine._memory.pop(target.bucket, None)
+    engine_clients._memory.pop(target.bucket, None)
 
 
 @pytest.fixture(scope="session")

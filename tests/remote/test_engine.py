@@ -22,7 +22,7 @@ import pytest
 
 from ckstore.errors import RemoteDenied, RemoteError, RemoteFull, RemoteUnavailable
 from ckstore.remote.objects import Objects
-from ckstore.remote.service import engine, engine_calls
+from ckstore.remote.service import engine, engine_calls, engine_clients
 from ckstore.remote.service.abilities import Abilities
 from ckstore.remote.service.directory_objects import DirectoryObjects
 from ckstore.remote.service.engine import ServiceObjects
@@ -425,7 +425,7 @@ def test_no_text_contains_secrets(
 ) -> None:
     caplog.set_level(logging.DEBUG)
     monkeypatch.setattr(engine, "_FIRST_PAUSE_S", 0.001)
-    monkeypatch.setattr(engine, "_RETRIES", 0)
+    monkeypatch.setattr(engine_clients, "_RETRIES", 0)
     objects = ServiceObjects(through)
     texts, denied = [repr(objects), str(through), repr(through)], 0
     for fault in ("403", "500", "drop", "409", "412"):

@@ -571,6 +571,7 @@ def test_doctor_warns_while_pushes_are_refused_and_gives_the_start_time(
         level, found, do = tried()
         assert level == "warning"
         assert first in found
+        assert first.replace("none has worked", "the credentials are refused") in found
         assert "was refused" in found
         assert "ckstore remote probe mirror" in do
         assert "credentials" in do

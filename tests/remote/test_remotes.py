@@ -15,7 +15,7 @@ import pytest
 from ckstore import BadInput, CkstoreError, MissingExtra, NoSuchRemote, RemoteDenied, RemoteError, Store
 from ckstore.ops import config_file
 from ckstore.remote.documents.remote_info import RemoteInfo
-from ckstore.remote.service import engine, service_probe
+from ckstore.remote.service import engine_clients, service_probe
 from ckstore.remote.service.abilities import Abilities
 from ckstore.remote.service.engine import ServiceObjects
 from ckstore.remote.service.engine_calls import CallThreads
@@ -237,7 +237,7 @@ def test_a_remote_of_another_hash_is_refused(store: Store, tmp_path: Path, memor
 
 def test_another_remote_at_the_place_is_noticed(store: Store, memory: Target) -> None:
     store.remotes.add("a", memory.address)
-    engine._memory.clear()
+    engine_clients._memory.clear()
     with pytest.raises(RemoteError, match=r"remote.json is missing"):
         store.remotes.probe("a")
     store.remotes.add("b", memory.address)

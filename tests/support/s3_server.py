@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import re
 import threading
 import time
 from bisect import bisect_left, bisect_right
@@ -23,6 +25,8 @@ from ckstore.remote.service.target import Target
 
 KEY, SECRET = "AKIACKSTORETEST", "verysecretverysecretverysecret00"
 BUCKET = "ck-test"
+CREDENTIALS = "/credentials"
+"""Path at which a token is exchanged for an access key."""
 
 
 @dataclass
@@ -38,6 +42,8 @@ class Habits:
         checks: Whether a body is compared with its signed digest.
         marks_multipart: Whether the answer to a multipart upload has an ETag (Ceph has none).
         denies: Every request is answered 403.
+        keys: The access keys that are not refused.
+        ended_tokens: The tokens that are refused. Others are exchanged for the access key ASIA{token}.
         is_full: Every write is answered as that over a quota (Ceph).
         takes_writes: Else those that write are answered so.
         late_s: A listing shows objects only so long after they were written.
@@ -49,6 +55,8 @@ class Habits:
     ranges: bool = True
     checks: bool = True
     denies: bool = False
+    keys: frozenset[str] = frozenset({KEY})
+    ended_tokens: frozenset[str] = frozenset()
     is_full: bool = False
     takes_writes: bool = True
     late_s: float = 0.0
@@ -87,6 +95,8 @@ class Service:
     habits: Habits = field(default_factory=Habits)
     objects: Objects = field(default_factory=Objects)
     requests: Counter[str] = field(default_factory=Counter)
+    refused: int = 0
+    exchanged: list[str] = field(default_factory=list)  # the tokens that were exchanged
     mutex: threading.RLock = field(default_factory=threading.RLock)
 
     def target(self, prefix: str = "", port: int = 0) -> Target:
@@ -126,8 +136,11 @@ class _Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         with service.mutex:
             service.requests[self.command] += 1
-        if service.habits.denies or f"Credential={KEY}/" not in self.headers.get("Authorization", ""):
-            self._refuse(403, "AccessDenied")
+        known = re.search("Credential=([^/]+)/", self.headers.get("Authorization", ""))
+        if service.habits.denies or known is None or known[1] not in service.habits.keys:
+            with service.mutex:
+                service.refused += 1
+            self._refuse(403, "AccessDenied" if known is None or known[1] == KEY else "InvalidAccessKeyId")
             return None
         if parts.path.split("/")[1] != BUCKET:
             self._refuse(404, "NoSuchBucket")
@@ -183,6 +196,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.do_GET()
 
     def do_GET(self) -> None:
+        if self.path == CREDENTIALS:
+            self._exchange(self.headers["Authorization"])
+            return
         begun = self._begin()
         if begun is None:
             return
@@ -239,6 +255,15 @@ class _Handler(BaseHTTPRequestHandler):
             with self.service.mutex:
                 self.service.objects.pop(begun[0], None)
             self._answer(204)
+
+    def _exchange(self, token: str) -> None:
+        """Answer as the agent of EKS Pod Identity does. STS does the same by TLS only."""
+        self.service.exchanged.append(token)
+        if token in self.service.habits.ended_tokens:
+            self._refuse(400, "ExpiredTokenException")
+            return
+        given = {"AccessKeyId": f"ASIA{token}", "SecretAccessKey": SECRET, "Token": "session"}
+        self._answer(200, json.dumps({**given, "Expiration": "2099-01-01T00:00:00Z"}).encode())
 
     def do_POST(self) -> None:
         begun = self._begin()

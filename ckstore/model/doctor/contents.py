@@ -344,6 +344,9 @@ def check_mirror(status: MirrorStatus, *, is_remote: bool) -> DoctorFinding:
         do = "push them from a store that has them, or delete them (ckstore delete REF); ckstore verify names the blobs"
         return DoctorFinding("warning", "mirror", str(status), do)
     do = f"check ckstore savers, and try the remote with ckstore remote probe {status.remote}"
-    if status.problem:
-        do += ". A pushing process keeps its credentials, so restart the training if they have expired"
+    if status.refused_since:
+        do += (
+            ". Each try reads files of credentials and tokens again, so renew them. A pushing process keeps its "
+            "environment variables: if the credentials are in these, restart the training"
+        )
     return DoctorFinding("warning", "mirror", str(status), do)

@@ -121,6 +121,8 @@ class MirrorStatus:
         looked: When the mirror last listed all its content, in the format of `CheckpointInfo.created`. Empty if it has
             not yet.
         missing: Evicted checkpoints of which that listing lacked some blobs. The mirror cannot provide these blobs.
+        refused_since: Time since which the mirror has refused the credentials, in the format of
+            `CheckpointInfo.created`. Empty if the last push worked, or failed for another reason.
     """
 
     remote: str
@@ -131,6 +133,7 @@ class MirrorStatus:
     failing_since: str = ""
     looked: str = ""
     missing: tuple[str, ...] = ()
+    refused_since: str = ""
 
     @property
     def ok(self) -> bool:
@@ -146,6 +149,8 @@ class MirrorStatus:
         why = f"; the last push failed: {self.problem}" if self.problem else ""
         if self.failing_since:
             why += f"; none has worked since {self.failing_since[:19].replace('T', ' ')} UTC"
+        if self.refused_since:
+            why += f"; the credentials are refused since {self.refused_since[:19].replace('T', ' ')} UTC"
         seen = f" (it listed them as of {self.looked[:16].replace('T', ' ')} UTC)" if self.looked else ""
         lost = f"{counted(len(self.missing), 'checkpoint')} that this store evicted" if self.missing else ""
         such_as = f", such as {self.missing[0]}{seen}" if self.missing else ""

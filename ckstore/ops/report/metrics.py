@@ -113,6 +113,11 @@ def store_metrics(context: Context) -> list[Metric]:
                 "Time of the last complete listing of the mirror, 0 if never",
                 _seconds(status.looked) if status.looked else 0.0,
             ),
+            (
+                "mirror_refused_timestamp_seconds",
+                "Time since which the mirror has refused the credentials, 0 if it does not",
+                _seconds(status.refused_since) if status.refused_since else 0.0,
+            ),
         )
         metrics += [gauge(name, about, "remote", {status.remote: value}) for name, about, value in of_mirror]
     return metrics

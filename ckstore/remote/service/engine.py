@@ -6,31 +6,21 @@ texts of the engine may contain signatures.
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
-from ckstore.errors import BadInput, MissingExtra, RemoteError, RemoteUnavailable
+from ckstore.errors import RemoteDenied, RemoteError, RemoteUnavailable
 from ckstore.remote.objects import ObjectEntry
 from ckstore.remote.service.abilities import Abilities
 from ckstore.remote.service.engine_calls import CallThreads, check_process
-from ckstore.remote.service.engine_errors import has_lost_condition, is_missing, scrubbed, translated
-from ckstore.remote.service.target import Target, check_endpoint
+from ckstore.remote.service.engine_clients import UPLOAD_S, Clients
+from ckstore.remote.service.engine_errors import has_lost_condition, is_missing, translated
+from ckstore.remote.service.target import Target
 
 T = TypeVar("T")
-# For the whole request with its body: a blob of 2 GiB at 4 MB/s. A stalled connection is given up far sooner.
-_CLIENT_OPTIONS = {"timeout": "10m", "read_timeout": "30s", "connect_timeout": "10s"}
-# The engine waits for a response from the first byte of a body: a `read_timeout` would limit the whole upload. Half an
-# hour is enough for 256 MiB, the largest body, at 150 kB/s.
-_UPLOAD_S = 1800
-_UPLOAD_OPTIONS = {"timeout": f"{_UPLOAD_S}s", "connect_timeout": "10s"}
 _UPLOAD_BYTES = 2**18
-_RETRIES = 5
-_ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT")
-_RETRY_S = 60
 # The engine sends creates, updates and deletes once: its own retries would hide whether a response was lost.
 _TRIES = 6
 _FIRST_PAUSE_S = 0.1
@@ -42,22 +32,6 @@ _READ_BYTES = 2**20
 _BATCH = 1000  # the limit of S3 for one delete request
 MOST_LISTED = 10_000_000
 """The limit of objects below one prefix. As blobs of 32 MiB these are 320 TB."""
-# Published for every installation of Azure's emulator; the key protects nothing else.
-_EMULATOR_ACCOUNT = "devstoreaccount1"
-_EMULATOR_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
-_LOOPBACK = ("127.0.0.1", "localhost", "::1")
-_AZURE_CREDENTIALS = (
-    "AZURE_STORAGE_ACCOUNT_KEY",
-    "AZURE_STORAGE_ACCESS_KEY",
-    "AZURE_STORAGE_MASTER_KEY",
-    "AZURE_STORAGE_SAS_KEY",
-    "AZURE_STORAGE_SAS_TOKEN",
-    "AZURE_STORAGE_TOKEN",
-)
-"""Environment variables with which a user chooses the credentials for Azure."""
-
-_memory: dict[str, Any] = {}
-"""The objects of ``memory://NAME`` of this process, for tests."""
 
 
 class ServiceObjects:
@@ -66,8 +40,7 @@ class ServiceObjects:
     def __init__(self, target: Target, abilities: Abilities | None = None) -> None:
         check_process()
         self._target = target
-        self._store, self._once = _stores(target, _CLIENT_OPTIONS)
-        self._uploads: tuple[Any, Any] | None = None  # the same for large bodies, created for the first one
+        self._clients = Clients(target)
         self._ranges = abilities is None or abilities.ranges
         self._unquoted = abilities is not None and abilities.cas == "unquoted"
         self._workers = CallThreads()
@@ -88,7 +61,7 @@ class ServiceObjects:
         import obstore
 
         def read() -> bytes:
-            found = obstore.get(self._store, self._path(key))
+            found = obstore.get(self._clients.store, self._path(key))
             size = found.meta["size"]
             if size > max_bytes:
                 raise RemoteError(f"{key} at {self._target} has {size} bytes, more than {max_bytes}")
@@ -114,7 +87,7 @@ class ServiceObjects:
         options: Any = {"range": (offset, offset + len(into))} if self._ranges else {}
 
         def begin() -> Iterator[Any]:
-            return iter(obstore.get(self._store, self._path(key), options=options).stream(_READ_BYTES))
+            return iter(obstore.get(self._clients.store, self._path(key), options=options).stream(_READ_BYTES))
 
         stream = self._unless_missing(begin, f"reading {key}")
         if stream is None:
@@ -122,7 +95,9 @@ class ServiceObjects:
         filled = 0
         # This thread copies chunk by chunk: an abandoned worker must not write into the caller's memory.
         while filled < len(into):
-            chunk = self._call(lambda: next(stream, None), f"reading {key}")
+            chunk, error = self._try_once(lambda: next(stream, None))
+            if error is not None:
+                raise translated(error, f"reading {key}", self._target)
             if chunk is None:
                 break
             part = memoryview(chunk).cast("B")
@@ -147,10 +122,10 @@ class ServiceObjects:
 
     def create(self, key: str, data: bytes | memoryview) -> bool:
         """Create an object; see `Objects`."""
-        what, once = f"creating {key}", self._writing(data)[1]
+        what = f"creating {key}"
 
         def attempt() -> bool | None:
-            _, error = self._try(lambda: self._send(once, key, data, "create"))
+            _, error = self._try(lambda: self._send(self._writing(data)[1], key, data, "create"))
             if error is None:
                 return True
             # The response to this or an earlier attempt may be lost, and a refusal may be due to our own success.
@@ -166,13 +141,13 @@ class ServiceObjects:
 
     def update(self, key: str, data: bytes | memoryview, expected: str) -> str | None:
         """Replace one version of an object; see `Objects`. If it already has these bytes, it counts as written."""
-        what, once = f"updating {key}", self._writing(data)[1]
+        what = f"updating {key}"
 
         def attempt() -> str | bool:
             condition = self._condition(key, expected)
             if condition is None:
                 return False
-            result, error = self._try(lambda: self._send(once, key, data, condition))
+            result, error = self._try(lambda: self._send(self._writing(data)[1], key, data, condition))
             if result is not None:
                 if result.get("e_tag"):
                     return str(result["e_tag"])
@@ -195,18 +170,12 @@ class ServiceObjects:
 
     def list(self, prefix: str) -> Iterator[ObjectEntry]:
         """Yield objects in the order of their keys; see `Objects`."""
-        import obstore
-
         # The engine lists by whole path components; the rest of the prefix is compared below.
         top = self._target.prefix
         folder, _, rest = self._path(prefix).rpartition("/")
-        offset = self._path(prefix) if rest else None
         what = f"listing {prefix or 'all'}"
-        stream = self._call(
-            lambda: iter(obstore.list(self._store, prefix=folder or None, offset=offset, chunk_size=_BATCH)), what
-        )
         count = 0
-        while (found := self._call(lambda: next(stream, None), what)) is not None:
+        for found in self._pages(folder or None, self._path(prefix) if rest else None, what):
             count += len(found)
             if count > MOST_LISTED:  # otherwise a service that invents names would be read forever
                 raise RemoteError(f"{what} at {self._target} returned more than {MOST_LISTED:,} objects")
@@ -217,27 +186,53 @@ class ServiceObjects:
                 elif rest and key > prefix:
                     return  # keys are sorted, so no later one begins with the prefix
 
+    def _pages(self, folder: str | None, offset: str | None, what: str) -> Iterator[Any]:
+        """Yield the pages of a listing. After a refusal, it goes on behind the last page with renewed clients."""
+        import obstore
+
+        stream, is_renewed = None, False
+        while True:
+            seen = self._clients.number
+            if stream is None:
+                stream = iter(obstore.list(self._clients.store, prefix=folder, offset=offset, chunk_size=_BATCH))
+            found, error = self._try_once(partial(next, stream, None))
+            # Never asked again after an error: the stream would end there, like one that was listed to its end.
+            if error is not None and not is_renewed and self._is_renewed_after(error, seen):
+                stream, is_renewed = None, True
+                continue
+            if error is not None:
+                raise translated(error, what, self._target)
+            if found is None:
+                return
+            is_renewed = False
+            if len(found):
+                offset = found[-1]["path"]
+            yield found
+
     def head(self, key: str) -> ObjectEntry | None:
         """Return the entry of an object; see `Objects`."""
         import obstore
 
-        meta = self._unless_missing(lambda: obstore.head(self._store, self._path(key)), f"looking at {key}")
+        meta = self._unless_missing(lambda: obstore.head(self._clients.store, self._path(key)), f"looking at {key}")
         return None if meta is None else _entry_of(key, meta)
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Delete objects, each by one request that is not retried; see `Objects`."""
-        import obstore
-
+        """Delete objects, each by one request that is retried only after a refusal; see `Objects`."""
         paths = [self._path(key) for key in keys]
         for start in range(0, len(paths), _BATCH):
             batch = paths[start : start + _BATCH]
             what = f"removing {len(batch)} objects"
-            _, error = self._try(partial(obstore.delete, self._once, batch))
+            _, error = self._try(partial(self._delete, batch))
             if is_missing(error):  # the service stops at the first missing one of a batch (Azure)
                 for path in batch:
-                    self._unless_missing(partial(obstore.delete, self._once, path), what)
+                    self._unless_missing(partial(self._delete, path), what)
             elif error is not None:
                 raise translated(error, what, self._target)
+
+    def _delete(self, paths: Sequence[str] | str) -> None:
+        import obstore
+
+        obstore.delete(self._clients.once, paths)
 
     def _path(self, key: str) -> str:
         return self._target.prefix + key
@@ -245,16 +240,14 @@ class ServiceObjects:
     def _writing(self, data: bytes | memoryview) -> tuple[Any, Any]:
         """Return the clients for a body: one that retries requests by itself, and one that sends each once."""
         if memoryview(data).nbytes <= _UPLOAD_BYTES:
-            return self._store, self._once
-        if self._uploads is None:
-            self._uploads = _stores(self._target, _UPLOAD_OPTIONS)
-        return self._uploads
+            return self._clients.store, self._clients.once
+        return self._clients.of_uploads()
 
     def _write(self, key: str, data: bytes | memoryview) -> Mapping[str, Any]:
-        store, _ = self._writing(data)
         parts = memoryview(data).nbytes // _PART_BYTES if memoryview(data).nbytes > _MULTIPART_BYTES else 0
         # One call sends all parts of a blob, and each part may take as long as a request.
-        return self._call(lambda: self._send(store, key, data, None), f"writing {key}", most_s=parts * _UPLOAD_S)
+        most_s = float(parts * UPLOAD_S)
+        return self._call(lambda: self._send(self._writing(data)[0], key, data, None), f"writing {key}", most_s=most_s)
 
     def _send(self, store: Any, key: str, data: bytes | memoryview, mode: Any) -> Mapping[str, Any]:
         import obstore
@@ -288,7 +281,7 @@ class ServiceObjects:
         if self._target.scheme == "gs":  # by generation, which listings do not contain
             import obstore
 
-            meta = self._unless_missing(lambda: obstore.head(self._store, self._path(key)), f"looking at {key}")
+            meta = self._unless_missing(lambda: obstore.head(self._clients.store, self._path(key)), f"looking at {key}")
             if meta is None or meta["e_tag"] != expected:
                 return None
             return {"e_tag": expected, "version": str(meta["version"])}
@@ -302,7 +295,7 @@ class ServiceObjects:
         view = memoryview(data).cast("B")
 
         def compare() -> bool:
-            found = obstore.get(self._store, self._path(key))
+            found = obstore.get(self._clients.store, self._path(key))
             at = len(view) if found.meta["size"] != len(view) else 0
             for chunk in found.stream(_READ_BYTES) if not at else ():
                 part = memoryview(chunk).cast("B")
@@ -343,7 +336,24 @@ class ServiceObjects:
         return result  # type: ignore[return-value]  # of a call without an error
 
     def _try(self, function: Callable[[], T], most_s: float = 0.0) -> tuple[T | None, Exception | None]:
-        """Make a call of the engine in a worker; return its result or its error."""
+        """Make a call of the engine in a worker; return its result or its error.
+
+        If the service refuses it, it is made once more, with clients that have read the credentials again.
+        """
+        seen = self._clients.number
+        result, error = self._try_once(function, most_s)
+        if error is not None and self._is_renewed_after(error, seen):
+            return self._try_once(function, most_s)
+        return result, error
+
+    def _is_renewed_after(self, error: Exception, seen: int) -> bool:
+        """Whether an error is a refusal of the clients with the number `seen`, and others are worth a retry."""
+        if not isinstance(translated(error, "", self._target), RemoteDenied):
+            return False
+        # In a worker, since it may wait for a service or a program that gives credentials.
+        return self._workers.call(partial(self._clients.renew, seen))
+
+    def _try_once(self, function: Callable[[], T], most_s: float = 0.0) -> tuple[T | None, Exception | None]:
         # Returned and not raised, since an error raised while another one is handled would carry and show that one.
         try:
             return self._workers.call(function, most_s), None
@@ -353,96 +363,3 @@ class ServiceObjects:
 
 def _entry_of(key: str, meta: Mapping[str, Any]) -> ObjectEntry:
     return ObjectEntry(key, meta["size"], meta["last_modified"], meta["e_tag"] or "")
-
-
-def _stores(target: Target, options: Mapping[str, str]) -> tuple[Any, Any]:
-    """Return two clients of a target: one that retries requests by itself, and one that sends each once."""
-    if target.kind != "url":
-        raise BadInput(f"{target} is a directory, not object storage")
-    try:
-        import obstore.store  # noqa: F401 - whether it is installed
-    except ImportError as error:
-        msg = f"{target} needs the package obstore, which is not installed"
-        raise MissingExtra(msg, hint="pip install 'ckstore[remote]'") from error
-    if target.scheme == "memory":
-        from obstore.store import MemoryStore
-
-        store = _memory.setdefault(target.bucket, MemoryStore())
-        return store, store
-    failure: RemoteError | None = None
-    try:
-        return _client(target, _RETRIES, options), _client(target, 0, options)
-    except Exception as error:  # noqa: BLE001 - the engine's errors have no common base for wrong settings
-        hint = "check the address, and the environment variables for this service"
-        failure = RemoteError(f"{target} cannot be used: {scrubbed(str(error))}", hint=hint)
-    raise failure  # outside the handler, so that the engine's error is not shown with it
-
-
-def _client(target: Target, retries: int, limits: Mapping[str, str]) -> Any:
-    from datetime import timedelta
-
-    from obstore import store as services
-
-    options: Any = {**limits, "allow_http": target.endpoint.startswith("http://")}
-    if not target.endpoint and target.scheme == "s3":
-        endpoints = {name: os.environ[name] for name in _ENDPOINTS if os.environ.get(name)}
-        for name, value in endpoints.items():
-            check_endpoint(value, name)
-        # An endpoint of the environment may be on loopback; the user who set it decides about TLS.
-        options["allow_http"] = any(value.startswith("http://") for value in endpoints.values())
-    common: Any = {
-        "client_options": options,
-        "retry_config": {"max_retries": retries, "retry_timeout": timedelta(seconds=_RETRY_S)},
-    }
-    if target.scheme == "s3":
-        return services.S3Store(target.bucket, config=_s3_config(target), **_s3_credentials(), **common)
-    if target.scheme == "gs":
-        return services.GCSStore(target.bucket, **common)
-    return services.AzureStore(target.bucket, config=_azure_config(target), **common)
-
-
-def _s3_config(target: Target) -> Any:
-    config: dict[str, Any] = {}
-    endpoint = target.endpoint or os.environ.get("AWS_ENDPOINT_URL_S3", "")
-    if endpoint:
-        config["endpoint"] = endpoint
-    region = target.region or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
-    if region:
-        config["region"] = region
-    elif endpoint:
-        config["region"] = "us-east-1"  # services other than AWS expect this in a signature
-    return config
-
-
-def _s3_credentials() -> dict[str, Any]:
-    """Return the provider for profiles and single sign-on, if it is installed and configured."""
-    if os.environ.get("AWS_ACCESS_KEY_ID") or os.environ.get("AWS_WEB_IDENTITY_TOKEN_FILE"):
-        return {}
-    profile = os.environ.get("AWS_PROFILE") or os.path.exists(os.path.expanduser("~/.aws"))  # noqa: PTH110, PTH111
-    if not profile:
-        return {}
-    try:
-        from obstore.auth.boto3 import Boto3CredentialProvider
-    except ImportError:
-        return {}
-    return {"credential_provider": Boto3CredentialProvider()}
-
-
-def _azure_config(target: Target) -> Any:
-    endpoint = target.endpoint
-    if not endpoint:
-        return {}
-    # Set explicitly, since the environment may enable the emulator, for which the engine uses a fixed port.
-    config = {"endpoint": endpoint, "use_emulator": "false"}
-    parts = urlsplit(endpoint)
-    account = parts.path.strip("/")
-    if "/" in account:  # the path of a proxy
-        account = ""
-    elif not account and parts.hostname in _LOOPBACK:  # an emulator, which has the account in the path
-        account = os.environ.get("AZURE_STORAGE_ACCOUNT_NAME", _EMULATOR_ACCOUNT)
-        config["endpoint"] = f"{endpoint.rstrip('/')}/{account}"
-    if not os.environ.get("AZURE_STORAGE_ACCOUNT_NAME") and account:
-        config["account_name"] = account
-    if account == _EMULATOR_ACCOUNT and not any(os.environ.get(name) for name in _AZURE_CREDENTIALS):
-        config["account_key"] = _EMULATOR_KEY
-    return config

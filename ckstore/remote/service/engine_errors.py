@@ -41,7 +41,29 @@ _FULL_CODES = (
     "QuotaLimit",
 )
 _FULL_HINT = "raise its quota, or free space by ckstore remote prune NAME, which first needs a little space"
-_CREDENTIALS_HINT = "check the credentials of this process: environment, profile or role"
+# S3 answers these with status 400.
+_DENIED_CODES = (
+    "ExpiredToken",
+    "ExpiredTokenException",
+    "InvalidIdentityToken",
+    "InvalidToken",
+    "TokenRefreshRequired",
+)
+_FILES = {
+    "s3": ("AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", "AWS_SHARED_CREDENTIALS_FILE"),
+    "gs": ("GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_PATH"),
+    "az": ("AZURE_FEDERATED_TOKEN_FILE",),
+}
+"""Scheme -> environment variables that name files of credentials."""
+
+
+def credentials_hint(target: Target) -> str:
+    """Return what to check after a refusal. It names the variables and files from which credentials may come."""
+    files = [f"{name}={os.environ[name]}" for name in _FILES.get(target.scheme, ()) if os.environ.get(name)]
+    if target.scheme == "s3" and os.environ.get("AWS_ACCESS_KEY_ID"):
+        files = ["AWS_ACCESS_KEY_ID"]
+    where = printable(f"in {' and '.join(files)}") if files else "in the environment, the profile or the role"
+    return f"check the credentials of this process {where}; they are read again after each refusal"
 
 
 def scrubbed(text: str) -> str:
@@ -80,8 +102,9 @@ def translated(error: BaseException | None, what: str, target: Target) -> Remote
     code = _CODE.search(text)
     if (code is not None and code[1] in _FULL_CODES) or number == "507":
         return RemoteFull(f"{where} was refused, since the bucket is full: {said}", hint=_FULL_HINT)
-    if name in ("PermissionDeniedError", "UnauthenticatedError") or number in ("401", "403"):
-        return RemoteDenied(f"{where} was refused: {said}", hint=_CREDENTIALS_HINT)
+    is_denied = name in ("PermissionDeniedError", "UnauthenticatedError") or number in ("401", "403")
+    if is_denied or (code is not None and code[1] in _DENIED_CODES):
+        return RemoteDenied(f"{where} was refused: {said}", hint=credentials_hint(target))
     if is_missing(error):
         return RemoteError(f"{where} failed, since it does not exist: {said}", hint="check that the bucket exists")
     if "object with invalid path" in text:  # the engine stops a listing at such a name

@@ -11,7 +11,7 @@ import time
 from contextlib import suppress
 from functools import partial
 
-from ckstore.errors import CkstoreError
+from ckstore.errors import CkstoreError, RemoteDenied
 from ckstore.fs import dirfd_stat
 from ckstore.ops.api_calls import describe_error
 from ckstore.ops.context import Context
@@ -106,9 +106,9 @@ def _push_all(
                 continue
             mirror.tidy()
             problem = mirror.problem
-            _tell(context, mirror, "" if problem is None else describe_error(problem))
+            _tell(context, mirror, problem)
         except (CkstoreError, OSError) as error:
-            _tell(context, mirror, describe_error(error))
+            _tell(context, mirror, error)
             page.at("waiting")
             return pushed, True
         page.at("idle" if problem is None else "waiting")
@@ -132,7 +132,8 @@ def _is_there(context: Context) -> bool:
     return dirfd_stat.exists(context.layout.settings)
 
 
-def _tell(context: Context, mirror: Mirror, why: str) -> None:
+def _tell(context: Context, mirror: Mirror, error: CkstoreError | OSError | None) -> None:
     """Record the failure of a try, or its success, for `doctor` and other readers, if possible."""
     with suppress(CkstoreError, OSError):
-        note_problem(context.layout, mirror.name or "", why)
+        why = "" if error is None else describe_error(error)
+        note_problem(context.layout, mirror.name or "", why, is_refused=isinstance(error, RemoteDenied))

@@ -14,7 +14,7 @@ import pytest
 
 from ckstore import CkstoreError, RemoteError, Store
 from ckstore.remote.objects import ObjectEntry
-from ckstore.remote.service import engine, engine_calls, engine_errors
+from ckstore.remote.service import engine, engine_calls, engine_clients, engine_errors
 from ckstore.remote.service.engine import ServiceObjects
 from ckstore.remote.service.engine_errors import scrubbed
 from ckstore.remote.service.target import Target
@@ -32,8 +32,10 @@ _HEAD = b'Connection: close\r\nLast-Modified: Thu, 26 Nov 2026 10:00:00 GMT\r\nE
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
-    monkeypatch.setattr(engine, "_CLIENT_OPTIONS", {"timeout": "2s", "read_timeout": "1s", "connect_timeout": "2s"})
-    monkeypatch.setattr(engine, "_RETRIES", 0)
+    monkeypatch.setattr(
+        engine_clients, "_CLIENT_OPTIONS", {"timeout": "2s", "read_timeout": "1s", "connect_timeout": "2s"}
+    )
+    monkeypatch.setattr(engine_clients, "_RETRIES", 0)
 
 
 @contextmanager
