@@ -305,11 +305,12 @@ class CkstoreStorage(LocalFileSystemStorage):
             path.mkdir(parents=True, exist_ok=True)
         elif not path.is_dir():
             return
-        lock = locks.try_exclusive(path)
-        if lock is None:
+        try:
+            lock = locks.lock_exclusive(path, timeout_s=0.0)
+        except InUse as error:
             msg = f"{path} is being written by another process{named_holders(os.stat(path))}"
             hint = "two trainings that save to one folder overwrite each other's files: give each a folder and a run"
-            raise InUse(msg, hint=hint)
+            raise InUse(msg, hint=hint) from error
         _unfinished[path] = lock
         for entry in os.scandir(path):
             shutil.rmtree(entry) if entry.is_dir(follow_symlinks=False) else os.unlink(entry)

@@ -393,6 +393,13 @@ def test_members_of_a_group_load_and_continue_what_another_has_saved() -> None:
         assert one.python(code, store, folder / "out", "", "step-1") == ["", ["step-1"]]
         assert two.python(code, store, folder / "out", "step-1", "step-2") == ["step-1", ["step-1", "step-2"]]
         assert one.python(code, store, folder / "out", "step-2", "step-3")[0] == "step-2"
+        # What only another user may read is no directory that another process is writing.
+        other = _OTHER + "import json, os\nos.umask(0o077)\nstorage.mkdir(folder / 'tmp_step-4')"
+        assert one.python(other, store, folder / "out") is None
+        tried = (
+            "storage.mkdir(folder / 'tmp_step-4')\nexcept PermissionError as error:\n    print(json.dumps(str(error)))"
+        )
+        assert "tmp_step-4" in two.python(f"{_OTHER}import json\ntry:\n    {tried}", store, folder / "out")
         with Store.open(store) as opened:
             assert [info.step for info in opened.checkpoints()] == [1, 2, 3]
             assert opened.info(3).parent == opened.info(2).id
