@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from ckstore.ops.read.open_checkpoint import OpenCheckpoint
     from ckstore.ops.read.target_load import LoadReport
     from ckstore.ops.refs.follow import Follower
+    from ckstore.ops.report.doctor import MoreChecks
     from ckstore.ops.save.options import SaveOptions
     from ckstore.ops.save.save import Request
     from ckstore.ranks.attempt import Ranks
@@ -1545,8 +1546,9 @@ class Store:
             BadInput: The file cannot be written.
         """
         from ckstore.ops.report.metrics import metrics
+        from ckstore.remote.remote_report import mirror_metrics
 
-        return metrics(self._context, None if path is None else expanded(path))
+        return metrics(self._context, None if path is None else expanded(path), mirror_metrics)
 
     @api_call
     def report(self, path: str | os.PathLike[str] | None = None) -> HtmlReport:
@@ -1564,7 +1566,8 @@ class Store:
         from ckstore.ops.report.html import report
         from ckstore.saver.client.savers import savers_seen
 
-        return report(self._context, None if path is None else expanded(path), savers_seen(str(self.path)))
+        file = None if path is None else expanded(path)
+        return report(self._context, file, _remote_checks(), savers_seen(str(self.path)))
 
     @api_call
     def events(self, since: str | float | timedelta | datetime | None = None, run: str | None = None) -> list[Event]:
@@ -1898,7 +1901,7 @@ class Store:
         """
         from ckstore.ops.report.doctor import examine_all
 
-        return examine_all(self._context)
+        return examine_all(self._context, _remote_checks())
 
     @api_call
     def tag(self, name: str, ref: RefLike = "latest") -> CheckpointInfo:
@@ -2292,6 +2295,13 @@ def _fetching(context: Context) -> Callable[..., int | None]:
         return reader()(*asked)
 
     return fetch
+
+
+def _remote_checks() -> MoreChecks:
+    from ckstore.ops.report.doctor import MoreChecks
+    from ckstore.remote.remote_report import check_checkpoints, check_remote_ages
+
+    return MoreChecks(check_checkpoints, "purge of remotes", check_remote_ages)
 
 
 def _remote_copies(context: Context, urls: Sequence[str]) -> CopySource:

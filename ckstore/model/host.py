@@ -1,4 +1,4 @@
-"""Facts about the hosts that use a store: how far file locks reach, and the data that a kernel has not written yet.
+"""Facts about the hosts that use a store: how far file locks reach, unwritten data, and directories that they purge.
 
 The sources on locks are nfs(5), flock(2) and mount.lustre(8).
 """
@@ -20,6 +20,8 @@ _KEPT_HERE_BY = {
 """Filesystems whose file locks reach other hosts, and the mount options that prevent it."""
 _SENT_BY = {"lustre": "flock"}
 """The mount option that file locks need to reach other hosts."""
+_OFTEN_PURGED = ("scratch", "lscratch", "pscratch", "ptmp", "nobackup")
+"""Names of directories that computing centres often purge by age."""
 
 
 class Reach(NamedTuple):
@@ -50,3 +52,8 @@ class DirtyFacts:
     dirty_bytes: int  # not yet being written
     writeback_bytes: int  # being written
     limit_bytes: int  # 0 if unknown
+
+
+def often_purged(path: str) -> str:
+    """Return the name of a directory in a path that is often purged by age, or an empty text."""
+    return next((name for name in _OFTEN_PURGED if f"/{name}/" in f"{path}/"), "")

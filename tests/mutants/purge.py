@@ -91,7 +91,7 @@ PURGE = [
     Mutant(
         "doctor reports remotes in directories that are often purged",
         "remotes-purged-quietly",
-        "report.doctor._remote_ages",
+        "remote_report.check_remote_ages",
         'one.get("kind") == "directory"',
         "False",
         "tests/ops/report/test_doctor.py::test_a_remote_in_a_directory_that_is_often_purged_is_named",

@@ -56,7 +56,7 @@ CAPABILITIES = (
         # has some blobs.
         ("remote/", "ops/mirror_record.py", "objects/remote/", "model/remote/"),
         frozenset({"remote", "remotes", "mirror", "mirrored", "elsewhere"}),
-        29,
+        26,
     ),
     Capability(
         "encoded pieces",

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from ckstore.model.best import opposite_mode
 from ckstore.model.doctor.finding import DoctorFinding, age_words, ok
+from ckstore.model.host import often_purged
 from ckstore.model.manifest.health import unchanged_text
 from ckstore.model.manifest.info import CheckpointInfo
-from ckstore.model.remote.transfer import MirrorStatus
 from ckstore.model.reports.gc_report import Leftover, Waiting, amount_of
 from ckstore.model.reports.held_blobs import DeletedFile
 from ckstore.model.settings.retention import RetentionPolicy
@@ -166,8 +166,6 @@ def check_readings(count: int, unread: int, oldest_s: float) -> DoctorFinding:
     return ok("last readings", told) if oldest_s < _LONG_UNREAD_S else DoctorFinding("note", "last readings", told, do)
 
 
-_OFTEN_PURGED = ("scratch", "lscratch", "pscratch", "ptmp", "nobackup")
-"""Names of directories that computing centres often purge by age."""
 _PURGED_FROM_S = 7 * 86400.0
 
 
@@ -180,7 +178,7 @@ def check_ages(path: str, oldest_s: float, owner: str) -> DoctorFinding:
         owner: The owner of that file if it is another user, who alone can renew its times. Otherwise empty.
     """
     told = f"the times of the oldest file of the newest checkpoint are {age_words(oldest_s)} old"
-    named = _often_purged(path)
+    named = often_purged(path)
     if oldest_s < _PURGED_FROM_S and not named:
         return ok("purge by age", told)
     do = "a save renews the times of the blobs that it uses, and ckstore touch renews those of other checkpoints"
@@ -189,21 +187,6 @@ def check_ages(path: str, oldest_s: float, owner: str) -> DoctorFinding:
     if named:
         told += f", and files in /{named} are often deleted by age"
     return DoctorFinding("note", "purge by age", told, f"{do}; or push to a remote with ckstore push")
-
-
-def check_remote_ages(directories: Mapping[str, str]) -> DoctorFinding | None:
-    """Return a finding about remotes whose directories may be purged by age; `directories` are by remote name."""
-    told = [f"{name} ({path})" for name, path in directories.items() if _often_purged(path)]
-    if not told:
-        return None
-    do = "move the remote, or add a second one with ckstore remote add; ckstore touch renews only the store"
-    what = "files in such directories are often deleted by age, and objects of a remote are not renewed"
-    return DoctorFinding("warning", "purge of remotes", f"{_listed(told)}: {what}", do)
-
-
-def _often_purged(path: str) -> str:
-    """Return the name of a directory in a path that is often purged by age, or an empty text."""
-    return next((name for name in _OFTEN_PURGED if f"/{name}/" in f"{path}/"), "")
 
 
 def check_hashes(strangers: Sequence[str], hash_name: str) -> DoctorFinding:
@@ -282,71 +265,3 @@ def check_leaks(leaks: Sequence[DeletedFile]) -> DoctorFinding:
     told = f"{files} with {size_text(total_bytes)} not yet freed: {_listed(who)}"
     do = "end these processes, or have them close the files: ckstore doctor --leaks lists all of them"
     return DoctorFinding("note" if total_bytes < 2**30 else "warning", "leaked files", told, do)
-
-
-def check_cache(kept_bytes: int, most_bytes: int) -> DoctorFinding:
-    """Return a finding about the cache of downloaded bytes. Its size is limited, so it is never a problem."""
-    most = f"at most {size_text(most_bytes)}" if most_bytes else "and will not keep more"
-    return ok("cache", f"keeps {size_text(kept_bytes)} from remote checkpoints, {most}")
-
-
-@dataclass(frozen=True, slots=True)
-class EvictedFacts:
-    """Facts about evicted checkpoints that are known without asking a remote.
-
-    Attributes:
-        counts: The number of evicted checkpoints by the name of the remote.
-        unknown: Those of these names that no remote of the store has.
-        replaced: Checkpoints that were evicted to a remote whose name now belongs to another remote.
-        missing: Checkpoints that lacked bytes when the mirror was listed last.
-    """
-
-    counts: Mapping[str, int]
-    unknown: Sequence[str] = ()
-    replaced: Sequence[str] = ()
-    missing: Sequence[str] = ()
-
-
-def check_elsewhere(facts: EvictedFacts) -> DoctorFinding:
-    """Return a finding about evicted checkpoints."""
-    found = ", ".join(f"{counted(count, 'checkpoint')} at {name}" for name, count in facts.counts.items())
-    found = f"bytes of {found}"
-    if facts.unknown:
-        do = f"add it again: ckstore remote add {facts.unknown[0]} s3://BUCKET/PREFIX"
-        lacks = ", ".join(facts.unknown)
-        return DoctorFinding("warning", "elsewhere", f"{found}, but the store has no remote {lacks}", do)
-    names = "ckstore verify names the checkpoints that cannot be fetched"
-    if facts.replaced:
-        such_as = f"{counted(len(facts.replaced), 'checkpoint')}, such as {facts.replaced[0]}"
-        told = f"{found}, but another remote now has the name of the remote that received {such_as}"
-        return DoctorFinding("warning", "elsewhere", told, f"{names}; ckstore delete REF unlists a lost one")
-    if facts.missing:
-        such_as = f"{counted(len(facts.missing), 'checkpoint')}, such as {facts.missing[0]}"
-        return DoctorFinding("warning", "elsewhere", f"{found}, but the mirror lacks bytes of {such_as}", names)
-    return ok("elsewhere", f"{found}; each remote had the bytes at the eviction, and reads fetch them")
-
-
-def check_mirror(status: MirrorStatus, *, is_remote: bool) -> DoctorFinding:
-    """Check how long checkpoints have only been local, and whether pushes work.
-
-    Args:
-        status: The status of the mirror.
-        is_remote: Whether the mirror is a remote of the store. An earlier ckstore removed it from the remotes.
-    """
-    if not is_remote:
-        add = f"ckstore remote add {status.remote} TARGET"
-        do = f"turn the mirror off (ckstore config mirror off), or add the remote again ({add})"
-        lacks = f"no checkpoint is copied to the mirror: the store has no remote {status.remote}"
-        return DoctorFinding("warning", "mirror", lacks, do)
-    if status.ok:
-        return ok("mirror", str(status))
-    if status.missing:
-        do = "push them from a store that has them, or delete them (ckstore delete REF); ckstore verify names the blobs"
-        return DoctorFinding("warning", "mirror", str(status), do)
-    do = f"check ckstore savers, and try the remote with ckstore remote probe {status.remote}"
-    if status.refused_since:
-        do += (
-            ". Each try reads files of credentials and tokens again, so renew them. A pushing process keeps its "
-            "environment variables: if the credentials are in these, restart the training"
-        )
-    return DoctorFinding("warning", "mirror", str(status), do)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import get_args
 
 from ckstore.model.brief import brief
+from ckstore.model.reports.check_result import Level
 from ckstore.model.reports.held_blobs import DeletedFile
 from ckstore.model.words import counted, printable
-
-Level = Literal["ok", "note", "warning", "error"]
-"""``ok``, ``note`` (useful to know), ``warning`` (a cost or a future failure) or ``error`` (a promise is broken)."""
 
 LEVELS: tuple[Level, ...] = get_args(Level)
 MARGIN = max(map(len, LEVELS)) + 2

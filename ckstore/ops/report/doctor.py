@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import partial
-from typing import get_args
+from typing import NamedTuple, get_args
 
 from ckstore.errors import CkstoreError, UnsafePlace
 from ckstore.fs import dirfd_stat, statx
@@ -23,12 +22,11 @@ from ckstore.model.doctor.finding import DoctorFinding, DoctorReport, ok
 from ckstore.model.doctor.place import check_place
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import key_of
+from ckstore.model.reports.check_result import CheckResult
 from ckstore.model.reports.held_blobs import DeletedFile
 from ckstore.objects import reserve, survey, trash
 from ckstore.objects.checkpoints import id_at
 from ckstore.objects.layout import BLOBS
-from ckstore.objects.remote.remote_only import holders_at
-from ckstore.ops import download_cache
 from ckstore.ops.api_calls import why_of
 from ckstore.ops.config_file import (
     BY_RUN,
@@ -42,7 +40,6 @@ from ckstore.ops.config_file import (
 from ckstore.ops.context import Context
 from ckstore.ops.free.undo import waiting
 from ckstore.ops.index.catalog_place import place_of
-from ckstore.ops.mirror_record import status_of, uuid_now
 from ckstore.ops.refs.labels import pins
 from ckstore.ops.refs.listing import infos, order_problem
 from ckstore.ops.refs.protection import doubtful_tags, way_out
@@ -51,11 +48,28 @@ Findings = Iterator[DoctorFinding]
 Look = tuple[str, Callable[["Context"], Findings]]
 
 
-def examine_all(context: Context) -> DoctorReport:
+class MoreChecks(NamedTuple):
+    """The checks that a room on a higher floor adds."""
+
+    # Examines the listed checkpoints, superseded ones included, since listing them takes the most time.
+    of_checkpoints: Callable[[Context, Sequence[CheckpointInfo]], Iterable[CheckResult]]
+    # Examines something else, whose name is the subject of the finding if that fails.
+    subject: str
+    of_subject: Callable[[Context], Iterable[CheckResult]]
+
+
+def examine_all(context: Context, more: MoreChecks) -> DoctorReport:
     """Examine everything; each failed examination is a finding."""
     findings: list[DoctorFinding] = []
     leaks: list[DeletedFile] = []
-    looks: tuple[Look, ...] = (*_LOOKS, ("leaked files", partial(_leaks, leaks)))
+    looks: tuple[Look, ...] = (
+        *_LOOKS,
+        ("checkpoints", partial(_checkpoints, more)),
+        *_LATER_LOOKS,
+        (more.subject, lambda context: _findings(more.of_subject(context))),
+        ("hash", _hashes),
+        ("leaked files", partial(_leaks, leaks)),
+    )
     # Each separately: a directory that is closed to this user must not hide the other findings.
     for subject, look in looks:
         try:
@@ -65,6 +79,10 @@ def examine_all(context: Context) -> DoctorReport:
             do = "run doctor as the owner of the store, or as root"
             findings.append(DoctorFinding("warning", subject, f"could not be checked: {found}", do))
     return DoctorReport(tuple(findings), tuple(leaks))
+
+
+def _findings(found: Iterable[CheckResult]) -> Findings:
+    return (DoctorFinding(*one) for one in found)
 
 
 def _place(context: Context) -> Findings:
@@ -212,7 +230,7 @@ def _pins(context: Context) -> Findings:
     yield contents.check_pins(facts)
 
 
-def _checkpoints(context: Context) -> Findings:
+def _checkpoints(more: MoreChecks, context: Context) -> Findings:
     """Examine all checkpoints with one listing, which takes the most time for ten thousand."""
     every = infos(context, superseded=True)
     listed = [info for info in every if not info.superseded]
@@ -221,11 +239,7 @@ def _checkpoints(context: Context) -> Findings:
     newest = {info.run: info for info in listed}
     healthy = {info.run: info for info in listed if not info.unhealthy}
     yield contents.check_health({run: (info, healthy.get(run)) for run, info in newest.items()})
-    status = status_of(context, listed)
-    if status is not None:
-        remotes = read_config(context.layout).get("remotes") or {}
-        yield contents.check_mirror(status, is_remote=status.remote in remotes)
-    yield from _elsewhere(context, every, () if status is None else status.missing)
+    yield from _findings(more.of_checkpoints(context, every))
 
 
 def _rules(context: Context) -> Findings:
@@ -262,19 +276,6 @@ def _ages(context: Context) -> Findings:
     yield contents.check_ages(str(context.layout.path), max(time.time() - oldest.st_mtime, 0.0), owner)
 
 
-def _remote_ages(context: Context) -> Findings:
-    # An invalid entry is skipped: opening that remote raises an error.
-    known = read_config(context.layout).get("remotes") or {}
-    targets = {name: one.get("target") for name, one in known.items() if isinstance(one, dict)}
-    directories = {
-        name: str(one.get("address"))
-        for name, one in targets.items()
-        if isinstance(one, dict) and one.get("kind") == "directory"
-    }
-    if (finding := contents.check_remote_ages(directories)) is not None:
-        yield finding
-
-
 def _hashes(context: Context) -> Findings:
     layout = context.layout
     strangers = []
@@ -284,23 +285,6 @@ def _hashes(context: Context) -> Findings:
             key = key_of(path.parent.name, path.name)
             strangers.append(path.inner if key is None else key.name)
     yield contents.check_hashes(sorted(strangers), context.settings.hash)
-
-
-def _elsewhere(context: Context, listed: Sequence[CheckpointInfo], missing: Sequence[str]) -> Findings:
-    layout = context.layout
-    away = [info for info in listed if info.elsewhere]
-    holders = [(info.name, holder) for info in away for holder in holders_at(layout.checkpoint(info.key))]
-    counts = Counter(holder.name for _, holder in holders)
-    if counts:
-        known = read_config(layout).get("remotes") or {}
-        unknown = [name for name in counts if os.sep not in name and name not in known]
-        replaced = [
-            name for name, holder in holders if holder.name in known and uuid_now(layout, holder.name) != holder.uuid
-        ]
-        yield contents.check_elsewhere(contents.EvictedFacts(counts, unknown, replaced, missing))
-    kept_bytes = download_cache.cached_bytes(context.layout)
-    if counts or kept_bytes:
-        yield contents.check_cache(kept_bytes, download_cache.limit_bytes(context.layout, kept_bytes))
 
 
 def _leaks(found: list[DeletedFile], context: Context) -> Findings:
@@ -322,10 +306,9 @@ _LOOKS: tuple[Look, ...] = (
     ("tags", _tags),
     ("pins", _pins),
     ("rules", _rules),
-    ("checkpoints", _checkpoints),
+)
+_LATER_LOOKS: tuple[Look, ...] = (
     ("damage", _damage),
     ("last readings", _readings),
     ("purge by age", _ages),
-    ("purge of remotes", _remote_ages),
-    ("hash", _hashes),
 )

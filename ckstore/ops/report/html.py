@@ -22,6 +22,7 @@ from ckstore.model.times import seconds_text, time_of_text
 from ckstore.model.words import counted, metrics_text, number_text, printable
 from ckstore.ops.context import Context
 from ckstore.ops.report.cards import best_by_each
+from ckstore.ops.report.doctor import MoreChecks
 from ckstore.ops.report.metrics import write_text
 from ckstore.ops.report.page import ChangeMap, ReportPage, page
 
@@ -30,9 +31,9 @@ _ROWS_SHOWN = 500
 """A table of all checkpoints of a large store would be most of the page; readers look for the newest ones."""
 
 
-def report(context: Context, path: Path | None, savers: Sequence[SaverStatus]) -> HtmlReport:
+def report(context: Context, path: Path | None, checks: MoreChecks, savers: Sequence[SaverStatus]) -> HtmlReport:
     """Return the report of a store, and write it if a path is given; see `ckstore.Store.report`."""
-    made = HtmlReport(render(page(context, savers)))
+    made = HtmlReport(render(page(context, checks, savers)))
     write_text(context, path, made.html, "the report")
     return made
 

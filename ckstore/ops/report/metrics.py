@@ -6,16 +6,16 @@ import contextlib
 import os
 import stat
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from ckstore.errors import BadInput
 from ckstore.fs import dirfd_stat
+from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.reports.metrics import Metric, openmetrics
 from ckstore.model.times import time_of_text
 from ckstore.ops.api_calls import describe_os_error
 from ckstore.ops.context import Context
-from ckstore.ops.mirror_record import status_of
 from ckstore.ops.refs.listing import infos
 from ckstore.ops.report.usage import usage_of
 
@@ -59,14 +59,18 @@ def _replace(path: Path, text: str) -> None:
         raise
 
 
-def metrics(context: Context, path: Path | None) -> str:
+MoreMetrics = Callable[[Context, Sequence[CheckpointInfo]], list[Metric]]
+"""Returns the metrics that a room on a higher floor adds, for the checkpoints of a store, without superseded ones."""
+
+
+def metrics(context: Context, path: Path | None, more: MoreMetrics) -> str:
     """Return the metrics as text, and write them to a file if a path is given."""
-    text = openmetrics(store_metrics(context), str(context.layout.root), {})
+    text = openmetrics(store_metrics(context, more), str(context.layout.root), {})
     write_text(context, path, text, "the metrics")
     return text
 
 
-def store_metrics(context: Context) -> list[Metric]:
+def store_metrics(context: Context, more: MoreMetrics) -> list[Metric]:
     """Return the metrics; see `ckstore.Store.metrics`."""
     every = infos(context, superseded=True)
     used, listed = usage_of(context, every), [info for info in every if not info.superseded]
@@ -102,25 +106,7 @@ def store_metrics(context: Context) -> list[Metric]:
     metrics += [
         gauge(name, about, "run", {one.run: getattr(one, field) for one in used.runs}) for name, about, field in held
     ]
-    if (status := status_of(context, listed)) is not None:
-        of_mirror = (
-            ("mirror_behind", "Checkpoints that the mirror lacks", len(status.behind)),
-            ("mirror_oldest_seconds", "Age of the oldest checkpoint that the mirror lacks", status.oldest_s),
-            ("mirror_age_seconds", "How long a checkpoint may exist only locally (setting)", status.age_s),
-            ("mirror_missing", "Evicted checkpoints whose data is missing on the mirror", len(status.missing)),
-            (
-                "mirror_listed_timestamp_seconds",
-                "Time of the last complete listing of the mirror, 0 if never",
-                _seconds(status.looked) if status.looked else 0.0,
-            ),
-            (
-                "mirror_refused_timestamp_seconds",
-                "Time since which the mirror has refused the credentials, 0 if it does not",
-                _seconds(status.refused_since) if status.refused_since else 0.0,
-            ),
-        )
-        metrics += [gauge(name, about, "remote", {status.remote: value}) for name, about, value in of_mirror]
-    return metrics
+    return metrics + more(context, listed)
 
 
 def _seconds(created: str) -> float:

@@ -30,7 +30,7 @@ from ckstore.ops.free.undo import waiting
 from ckstore.ops.read.diff import diff
 from ckstore.ops.refs.listing import infos
 from ckstore.ops.report.cards import freed_bytes, modes_of
-from ckstore.ops.report.doctor import examine_all
+from ckstore.ops.report.doctor import MoreChecks, examine_all
 from ckstore.ops.report.usage import usage_of
 from ckstore.version import __version__
 
@@ -113,7 +113,7 @@ class ReportPage:
         }
 
 
-def page(context: Context, savers: Sequence[SaverStatus] = ()) -> ReportPage:
+def page(context: Context, checks: MoreChecks, savers: Sequence[SaverStatus] = ()) -> ReportPage:
     """Gather the content of a report; `savers` are the processes that save to the store in the background."""
     every = infos(context, superseded=True)
     listed = [info for info in every if not info.superseded]
@@ -139,7 +139,7 @@ def page(context: Context, savers: Sequence[SaverStatus] = ()) -> ReportPage:
         else _part("what a prune would free", lambda: freed_bytes(context, plan), None, problems),
         maps=_maps(context, listed, [one.run for one in used.runs][:_MAP_RUNS], problems),
         largest=_largest(context, listed, problems),
-        health=examine_all(context).findings,
+        health=examine_all(context, checks).findings,
         happened=journal[-_EVENTS:][::-1],
         waiting=waiting(context),
         durations=[one for one in journal if one.seconds is not None and one.run in runs][-_DURATIONS:],

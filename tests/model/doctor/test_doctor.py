@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckstore.model.doctor import ability_checks, contents, owners
-from ckstore.model.doctor.finding import LEVELS, DoctorFinding, DoctorReport, Level, age_words
+from ckstore.model.doctor.finding import LEVELS, DoctorFinding, DoctorReport, age_words
 from ckstore.model.doctor.place import PlaceFacts, check_place
 from ckstore.model.host import DirtyFacts
+from ckstore.model.reports.check_result import Level
 from ckstore.model.reports.gc_report import Leftover
 from ckstore.model.reports.held_blobs import DeletedFile, Holder
 from ckstore.model.sizes import size_text

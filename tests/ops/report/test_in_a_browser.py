@@ -20,6 +20,7 @@ from ckstore import RetentionPolicy, Store
 from ckstore.model.times import text_of_time, time_of_text
 from ckstore.ops.report.html import render
 from ckstore.ops.report.page import page
+from ckstore.store import _remote_checks
 from tests.support.requirements import require
 
 CHECKPOINTS = 3000
@@ -43,7 +44,7 @@ def large(store: Store) -> str:
         store.save(state, step=number // RUNS, run=f"sweep-{number % RUNS}", metrics={"loss": 1 / (1 + number)})
     store.tag("best", "sweep-3@1")
     store.config.retention = RetentionPolicy(keep_last=1)
-    made = page(store._context)
+    made = page(store._context, _remote_checks())
     begun = time_of_text(made.infos[0].created)
     infos = [
         replace(

@@ -45,8 +45,9 @@ def metrics(frame: Frame, output: Path | None) -> None:
     with frame.reading() as store:
         if output is None and out.as_json:
             from ckstore.ops.report.metrics import store_metrics
+            from ckstore.remote.remote_report import mirror_metrics
 
-            for metric in store_metrics(store._context):  # noqa: SLF001 - only the text is public
+            for metric in store_metrics(store._context, mirror_metrics):  # noqa: SLF001 - only the text is public
                 for label, value in metric.samples.items():
                     out.document({"name": metric.name, "labels": {metric.label: label}, "value": value})
             return
