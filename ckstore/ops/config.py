@@ -15,6 +15,14 @@ from ckstore.ops import config_file
 from ckstore.ops.api_calls import api_call
 from ckstore.ops.config_file import Setting
 from ckstore.ops.context import Context, annotated, read_info
+from ckstore.ops.mirror_settings import (
+    KEEP_REMOTE,
+    MIRROR,
+    MIRROR_AGE_S,
+    MIRROR_BYTES_S,
+    MIRROR_KEEP,
+    check_mirror,
+)
 
 T = TypeVar("T")
 _GLOB = re.compile(r"[A-Za-z0-9._*?\[\]!-]{1,100}")
@@ -69,20 +77,6 @@ def _lacking(wanted: set[str], all_metrics: Iterable[Mapping[str, float]]) -> se
     """Return which metrics no checkpoint has, if any checkpoint has a metric."""
     known = {metric for metrics in all_metrics for metric in metrics}
     return wanted - known if known else set()
-
-
-def _mirror_named(context: Context, member: str, name: object) -> object:
-    remotes = config_file.read_config(context.layout).get("remotes") or {}
-    if not isinstance(name, str) or name not in remotes:
-        there = (
-            f"its remotes: {', '.join(sorted(remotes))}" if remotes else "ckstore remote add NAME s3://BUCKET/PREFIX"
-        )
-        raise BadInput(f"{member}: the store has no remote {shown(name)}", hint=there)
-    target = remotes[name].get("target") if isinstance(remotes[name], dict) else None
-    if isinstance(target, dict) and target.get("kind") == "store":
-        hint = f"copy it into a remote: ckstore remote convert {name} NEW DIRECTORY"
-        raise BadInput(f"{member}: {shown(name)} is a store, and nothing is pushed to a store", hint=hint)
-    return name
 
 
 class _Attribute(Generic[T]):
@@ -269,7 +263,9 @@ class StoreConfig:
     """
 
     mirror = _Attribute(
-        config_file.MIRROR.name, lambda layout: config_file.setting_of(layout, config_file.MIRROR), _mirror_named
+        MIRROR.name,
+        lambda layout: config_file.setting_of(layout, MIRROR),
+        check_mirror,
     )
     """The remote to which each checkpoint is copied once it is durable locally. If None, there is no mirror.
 
@@ -277,13 +273,13 @@ class StoreConfig:
     a save, and by an opening for writing if the mirror lacks a checkpoint. It outlives the training.
     """
 
-    mirror_age_s = _plain(config_file.MIRROR_AGE_S)
+    mirror_age_s = _plain(MIRROR_AGE_S)
     """For how many seconds a checkpoint may exist only locally before `doctor` warns. Default: 600."""
 
-    mirror_bytes_s = _plain(config_file.MIRROR_BYTES_S)
+    mirror_bytes_s = _plain(MIRROR_BYTES_S)
     """The maximum upload rate of the mirror, in bytes per second. If None, no limit. Default: None."""
 
-    mirror_keep = _plain(config_file.MIRROR_KEEP)
+    mirror_keep = _plain(MIRROR_KEEP)
     """How many of the newest checkpoints of each run that the mirror lacks are kept by policies. If 0, none.
 
     `make_room` may drop them for a save that would not fit. Default: 3.
@@ -305,7 +301,7 @@ class StoreConfig:
     data.
     """
 
-    keep_remote = _policy(config_file.KEEP_REMOTE)
+    keep_remote = _policy(KEEP_REMOTE)
     """Which checkpoints the mirror keeps, in the runs of this store. If None, all of them.
 
     Others are removed from it, and `Remotes.prune` deletes their blobs after its grace period. Those without local data

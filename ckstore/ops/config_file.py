@@ -28,7 +28,6 @@ PolicyMember = Literal["retention", "make_room", "keep_local", "keep_remote"]
 RETENTION: Final = "retention"
 MAKE_ROOM: Final = "make_room"
 KEEP_LOCAL: Final = "keep_local"
-KEEP_REMOTE: Final = "keep_remote"
 BY_RUN: Final = "retention_by_run"
 BUDGET: Final = "budget"
 SET_BY: Final = "set_by"
@@ -37,16 +36,18 @@ SET_BY: Final = "set_by"
 THREADS_MOST = 256
 # A policy has some hundred bytes; a file that another user made huge is refused before it is read into memory.
 _MAX_BYTES = 2**20
-_YEAR_S = 366 * 86400.0
+YEAR_S = 366 * 86400.0
 
 
-def _number(least: float, most: float) -> Callable[[object], bool]:
+def number_in(least: float, most: float) -> Callable[[object], bool]:
+    """Return a check of a setting: a number in a range."""
     # `True` is an `int` in Python, and would pass as one second or one thread.
     return lambda value: isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most
 
 
-def _whole(least: int, most: int) -> Callable[[object], bool]:
-    is_in_range = _number(least, most)
+def whole_in(least: int, most: int) -> Callable[[object], bool]:
+    """Return a check of a setting: a whole number in a range."""
+    is_in_range = number_in(least, most)
     return lambda value: isinstance(value, int) and is_in_range(value)
 
 
@@ -56,7 +57,7 @@ def _is_bool(value: object) -> bool:
 
 def _is_duration(value: object) -> bool:
     try:
-        return isinstance(value, str | float | int) and duration_s(value, "it") <= _YEAR_S
+        return isinstance(value, str | float | int) and duration_s(value, "it") <= YEAR_S
     except BadInput:
         return False
 
@@ -84,48 +85,41 @@ class Setting(Generic[T]):
 
 READ_BACK = Setting("read_back", default=False, wanted="true or false", fits=_is_bool)
 # Within the noise of a save that writes nothing: docs/adr/0010-rereading.md.
-RECHECK_SHARE = Setting("recheck_share", 0.005, "a number from 0 to 1", _number(0, 1))
+RECHECK_SHARE = Setting("recheck_share", 0.005, "a number from 0 to 1", number_in(0, 1))
 # Longer than an NFS client caches, and than a save pauses on a busy cluster: docs/adr/0011-grace.md.
-GRACE_S = Setting("grace_s", 3600.0, "seconds from 0 to a year", _number(0, _YEAR_S))
+GRACE_S = Setting("grace_s", 3600.0, "seconds from 0 to a year", number_in(0, YEAR_S))
 # A person notices a mistake the next day; a rule drops with each save, and is rarely a mistake: docs/adr/0022-undo.md.
-UNDO_BY_HAND_S = Setting("undo_by_hand_s", 86400.0, "seconds from 0 to a year", _number(0, _YEAR_S))
-UNDO_BY_RULE_S = Setting("undo_by_rule_s", 0.0, "seconds from 0 to a year", _number(0, _YEAR_S))
+UNDO_BY_HAND_S = Setting("undo_by_hand_s", 86400.0, "seconds from 0 to a year", number_in(0, YEAR_S))
+UNDO_BY_RULE_S = Setting("undo_by_rule_s", 0.0, "seconds from 0 to a year", number_in(0, YEAR_S))
 # Longer than most evaluations take. A hung evaluator protects its checkpoint for this time: docs/how-to/evaluators.md.
-EVALUATION_PATIENCE_S = Setting("evaluation_patience_s", 3600.0, "seconds from 0 to a year", _number(0, _YEAR_S))
+EVALUATION_PATIENCE_S = Setting("evaluation_patience_s", 3600.0, "seconds from 0 to a year", number_in(0, YEAR_S))
 SHARED: Setting[bool | None] = Setting("shared", None, "true or false", _is_bool)
 THREADS: Setting[int | None] = Setting(
-    "threads", None, f"a whole number from 1 to {THREADS_MOST}", _whole(1, THREADS_MOST)
+    "threads", None, f"a whole number from 1 to {THREADS_MOST}", whole_in(1, THREADS_MOST)
 )
-MIRROR: Setting[str | None] = Setting(
-    "mirror", None, "the name of a remote", lambda value: isinstance(value, str) and bool(value)
-)
-MIRROR_AGE_S = Setting("mirror_age_s", 600.0, "seconds from 1 to a year", _number(1, _YEAR_S))
-MIRROR_BYTES_S: Setting[int | None] = Setting(
-    "mirror_bytes_s", None, "a whole number of bytes a second above 0", _whole(1, 2**53)
-)
-# A service that is down for some saves costs the disk space of three checkpoints, not one for each save.
-MIRROR_KEEP = Setting("mirror_keep", 3, "a whole number from 0 to 10000", _whole(0, 10_000))
 # Raised by the mirror if it has greater numbers, so that later saves come after them.
-LEAST_SEQUENCE = Setting("least_sequence", 0, f"a whole number from 0 to {MAX_SEQUENCE}", _whole(0, MAX_SEQUENCE))
-CACHE_BYTES: Setting[int | None] = Setting("cache_bytes", None, "a whole number of bytes, 0 or more", _whole(0, 2**53))
+LEAST_SEQUENCE = Setting("least_sequence", 0, f"a whole number from 0 to {MAX_SEQUENCE}", whole_in(0, MAX_SEQUENCE))
+CACHE_BYTES: Setting[int | None] = Setting(
+    "cache_bytes", None, "a whole number of bytes, 0 or more", whole_in(0, 2**53)
+)
 # More takes more than 5 % of the processor time of a save: docs/adr/0033-health.md.
-HEALTH_SHARE = Setting("health_share", 0.0625, "a number from 0 to 1", _number(0, 1))
+HEALTH_SHARE = Setting("health_share", 0.0625, "a number from 0 to 1", number_in(0, 1))
 # Off by default: reading compacted checkpoints requires an extra.
 COMPACT_AFTER: Setting[float | str | None] = Setting(
     "compact_after", None, "a duration such as '12h', or seconds", _is_duration
 )
-COMPACT_SHARE = Setting("compact_share", 0.1, "a number from 0.001 to 1", _number(0.001, 1))
-COMPACT_KEEP = Setting("compact_keep", 3, "a whole number from 1 to 10000", _whole(1, 10_000))
+COMPACT_SHARE = Setting("compact_share", 0.1, "a number from 0.001 to 1", number_in(0.001, 1))
+COMPACT_KEEP = Setting("compact_keep", 3, "a whole number from 1 to 10000", whole_in(1, 10_000))
 # Off: the mirror is the last copy if a node dies, and plain blobs can be read by themselves (docs/adr/0024).
 PUSH_DELTAS = Setting("push_deltas", default=False, wanted="true or false", fits=_is_bool)
 SAVE_RETRIES = Setting(
-    "save_retries", SavePatience().retries, f"a whole number from 0 to {RETRIES_MOST}", _whole(0, RETRIES_MOST)
+    "save_retries", SavePatience().retries, f"a whole number from 0 to {RETRIES_MOST}", whole_in(0, RETRIES_MOST)
 )
 WAIT_FOR_SPACE_S = Setting(
-    "wait_for_space_s", SavePatience().wait_for_space_s, "seconds from 0 to 30 days", _number(0, PATIENCE_MOST_S)
+    "wait_for_space_s", SavePatience().wait_for_space_s, "seconds from 0 to 30 days", number_in(0, PATIENCE_MOST_S)
 )
 ON_FAILED_SAVE: Setting[OnFailure] = Setting("on_failed_save", "raise", "'raise' or 'warn'", _is_on_failure)
-FAILED_SAVES_MOST = Setting("failed_saves_most", 3, "a whole number from 1 to 10000", _whole(1, 10_000))
+FAILED_SAVES_MOST = Setting("failed_saves_most", 3, "a whole number from 1 to 10000", whole_in(1, 10_000))
 
 
 @dataclass(frozen=True, slots=True)

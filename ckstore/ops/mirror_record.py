@@ -30,8 +30,9 @@ from ckstore.model.times import text_of_time, time_of_text
 from ckstore.objects.documents import atomic_file
 from ckstore.objects.documents.pins import read_pins
 from ckstore.objects.layout import Layout
-from ckstore.ops.config_file import KEEP_REMOTE, MIRROR, MIRROR_AGE_S, MIRROR_KEEP, policy_of, read_config, setting_of
+from ckstore.ops.config_file import policy_of, read_config, setting_of
 from ckstore.ops.context import Context
+from ckstore.ops.mirror_settings import KEEP_REMOTE, MIRROR, MIRROR_AGE_S, MIRROR_KEEP
 
 FILE = ".mirror.json"  # the name of a remote cannot begin with a dot
 _FORMAT = "ckstore-mirrored"

@@ -31,12 +31,13 @@ from ckstore.objects.layout import ELSEWHERE, PLAIN
 from ckstore.objects.remote.remote_only import holder_names_at
 from ckstore.objects.staging import Staging
 from ckstore.ops import config_file, events
-from ckstore.ops.config_file import KEEP_REMOTE, MIRROR, policy_of, setting_of
+from ckstore.ops.config_file import policy_of, setting_of
 from ckstore.ops.context import Context, info_of, read_info
 from ckstore.ops.free import reclaim
 from ckstore.ops.free.drop import drop, make_kept_durable
 from ckstore.ops.index.reconcile import reconcile_one
 from ckstore.ops.mirror_record import read_mirrored
+from ckstore.ops.mirror_settings import KEEP_REMOTE, MIRROR
 from ckstore.ops.notices import warn
 from ckstore.ops.refs.evaluations import check_not_evaluated
 from ckstore.ops.refs.labels import move_tag

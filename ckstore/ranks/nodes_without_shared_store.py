@@ -25,11 +25,12 @@ from ckstore.objects.publish import Rule
 from ckstore.objects.remote.remote_only import stage_remote_only
 from ckstore.objects.staging import Staging
 from ckstore.ops.api_calls import why_of
-from ckstore.ops.config_file import MIRROR, setting_or_none
+from ckstore.ops.config_file import setting_or_none
 from ckstore.ops.context import Context, Publication, info_of
 from ckstore.ops.free import reclaim
 from ckstore.ops.index.reconcile import reconcile_one
 from ckstore.ops.index.sequence import next_sequence
+from ckstore.ops.mirror_settings import MIRROR
 from ckstore.ops.notices import warn
 from ckstore.ops.refs.find import AnyRef, open_directory, text_of
 from ckstore.ops.refs.labels import tag

@@ -12,8 +12,9 @@ from ckstore.errors import BadInput, CkstoreError, UnknownOutcome
 from ckstore.model.remote.remote_only import RemoteHolder
 from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.objects.staging import Staging
-from ckstore.ops.config_file import MIRROR, setting_of
+from ckstore.ops.config_file import setting_of
 from ckstore.ops.context import Context
+from ckstore.ops.mirror_settings import MIRROR
 from ckstore.remote.documents.remote_info import check_takes
 from ckstore.remote.objects import Remote
 from ckstore.remote.push import Push, TransferLimits, end_intents

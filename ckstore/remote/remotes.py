@@ -20,6 +20,7 @@ from ckstore.objects.remote.remote_only import holder_names_at
 from ckstore.ops import config_file
 from ckstore.ops.api_calls import api_call
 from ckstore.ops.context import Context
+from ckstore.ops.mirror_settings import KEEP_REMOTE, MIRROR
 from ckstore.ops.notices import warn
 from ckstore.ops.refs.listing import infos
 from ckstore.remote import keys
@@ -128,7 +129,7 @@ class Remotes:
 
         def without(found: Any) -> Any:
             # Under the lock of the settings. Otherwise saves would no longer be mirrored, and nothing would report it.
-            if config_file.setting_of(self._context.layout, config_file.MIRROR) == entry.name:
+            if config_file.setting_of(self._context.layout, MIRROR) == entry.name:
                 msg = f"the remote {entry.name} is the mirror of the store; nothing was removed"
                 off, command = "store.config.mirror = None", "ckstore config mirror off"
                 then = "turns the mirror off; then remove the remote"
@@ -183,8 +184,8 @@ class Remotes:
             raise BadInput(f"grace must be at least {LEAST_GRACE_S:g} seconds, got {grace_s:g}")
         remote = open_remote(self._context, name, writing=not dry_run)
         layout = self._context.layout
-        is_mirror = remote.name == config_file.setting_of(layout, config_file.MIRROR)
-        policy = config_file.policy_of(layout, config_file.KEEP_REMOTE) if is_mirror else None
+        is_mirror = remote.name == config_file.setting_of(layout, MIRROR)
+        policy = config_file.policy_of(layout, KEEP_REMOTE) if is_mirror else None
         retention = None
         if not dry_run:
             end_claims(self._context, remote)

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ckstore.errors import CkstoreError
-from ckstore.ops.config_file import COMPACT_AFTER, MIRROR, Setting, setting_or_none
+from ckstore.ops.config_file import COMPACT_AFTER, Setting, setting_or_none
 from ckstore.ops.context import NEW, Context, Publication, Subscriber
+from ckstore.ops.mirror_settings import MIRROR
 
 if TYPE_CHECKING:
     from ckstore.saver.mirror import Why

@@ -11,9 +11,10 @@ from typing import Literal, NamedTuple
 from ckstore.errors import CkstoreError
 from ckstore.fs import links, locks
 from ckstore.fs.locks import DirectoryLock
-from ckstore.ops.config_file import MIRROR, setting_of
+from ckstore.ops.config_file import setting_of
 from ckstore.ops.context import Context
 from ckstore.ops.mirror_record import behind, note_problem
+from ckstore.ops.mirror_settings import MIRROR
 from ckstore.ops.refs.listing import current_or_named
 from ckstore.saver.client.savers import savers_seen, started_at, status_at
 from ckstore.saver.helper_start import start_beside

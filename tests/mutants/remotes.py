@@ -1072,7 +1072,7 @@ REMOTES = [
         "the remote that is the mirror is not removed",
         "mirror-removed",
         "Remotes.remove",
-        "            if config_file.setting_of(self._context.layout, config_file.MIRROR) == entry.name:\n",
+        "            if config_file.setting_of(self._context.layout, MIRROR) == entry.name:\n",
         "            if False:\n",
         "tests/remote/test_remotes.py::test_the_remote_that_is_the_mirror_is_not_removed",
         "DID NOT RAISE",

@@ -52,11 +52,11 @@ class Capability:
 CAPABILITIES = (
     Capability(
         "remotes",
-        # The other three are below remote/: ops/ reads the record of the mirror, and objects/ knows that only a remote
-        # has some blobs.
-        ("remote/", "ops/mirror_record.py", "objects/remote/", "model/remote/"),
+        # The others are below remote/: ops/ reads the record and the settings of the mirror, and objects/ knows that
+        # only a remote has some blobs.
+        ("remote/", "ops/mirror_record.py", "ops/mirror_settings.py", "objects/remote/", "model/remote/"),
         frozenset({"remote", "remotes", "mirror", "mirrored", "elsewhere"}),
-        26,
+        25,
     ),
     Capability(
         "encoded pieces",

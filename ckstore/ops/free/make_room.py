@@ -28,7 +28,6 @@ from ckstore.ops.api_calls import describe_os_error
 from ckstore.ops.config_file import (
     BUDGET,
     KEEP_LOCAL,
-    MIRROR,
     UNDO_BY_HAND_S,
     UNDO_BY_RULE_S,
     make_room_of,
@@ -44,6 +43,7 @@ from ckstore.ops.free.retain import bytes_on_disk, carry_out, plan_drops, plan_l
 from ckstore.ops.free.superseded_checkpoints import drop_superseded, due
 from ckstore.ops.index.catalog_place import why_of_several_users
 from ckstore.ops.mirror_record import behind
+from ckstore.ops.mirror_settings import MIRROR
 from ckstore.ops.refs.listing import infos
 
 _KEEP_LAST = (10, 3, 1)

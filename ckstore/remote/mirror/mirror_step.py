@@ -12,7 +12,7 @@ from ckstore.errors import CkstoreError, InsufficientSpace, NoSuchRef, NoSuchRem
 from ckstore.model.digest import short_id
 from ckstore.model.times import time_of_text
 from ckstore.objects.remote.remote_only import holder_names_at
-from ckstore.ops.config_file import KEEP_LOCAL, KEEP_REMOTE, MIRROR, MIRROR_BYTES_S, policy_of, setting_of
+from ckstore.ops.config_file import KEEP_LOCAL, policy_of, setting_of
 from ckstore.ops.events import note
 from ckstore.ops.failures import joined
 from ckstore.ops.mirror_record import (
@@ -25,6 +25,7 @@ from ckstore.ops.mirror_record import (
     read_mirrored,
     uuid_now,
 )
+from ckstore.ops.mirror_settings import KEEP_REMOTE, MIRROR, MIRROR_BYTES_S
 from ckstore.ops.refs.listing import current_or_named
 from ckstore.remote import transfer
 from ckstore.remote.documents.claims import end_claims

@@ -26,12 +26,13 @@ from ckstore.objects.checkpoints import judge_blobs
 from ckstore.objects.documents.pins import read_pins
 from ckstore.objects.remote.remote_only import read_remote_only
 from ckstore.ops.api_calls import why_of
-from ckstore.ops.config_file import MIRROR, setting_of
+from ckstore.ops.config_file import setting_of
 from ckstore.ops.context import Context
 from ckstore.ops.events import note
 from ckstore.ops.free import reclaim
 from ckstore.ops.free.drop import drop, make_kept_durable
 from ckstore.ops.mirror_record import note_pruned, wanted_there
+from ckstore.ops.mirror_settings import MIRROR
 from ckstore.ops.refs.find import open_directory
 from ckstore.ops.refs.listing import infos
 from ckstore.remote.documents.claims import Claim, claims_at, end_claims, who_claims

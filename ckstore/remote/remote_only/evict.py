@@ -41,7 +41,7 @@ from ckstore.objects.remote.remote_only import (
     write_remote_only,
 )
 from ckstore.objects.staging import Staging
-from ckstore.ops.config_file import KEEP_LOCAL, MIRROR, policy_of, setting_of
+from ckstore.ops.config_file import KEEP_LOCAL, policy_of, setting_of
 from ckstore.ops.context import Context
 from ckstore.ops.events import note
 from ckstore.ops.failures import failure_of, joined
@@ -49,6 +49,7 @@ from ckstore.ops.free import reclaim
 from ckstore.ops.free.drop import make_kept_durable
 from ckstore.ops.free.retain import plan_local
 from ckstore.ops.index.reconcile import reconcile_one
+from ckstore.ops.mirror_settings import MIRROR
 from ckstore.ops.refs.find import open_directory
 from ckstore.ops.refs.protection import gone
 from ckstore.ops.requires import require

@@ -13,9 +13,10 @@ from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.remote.remote_only import RemoteHolder
 from ckstore.model.remote.transfer import TransferReport
 from ckstore.objects.remote.remote_only import holders_at, read_remote_only, touch, write_remote_only
-from ckstore.ops.config_file import MIRROR, edit, setting_of
+from ckstore.ops.config_file import edit, setting_of
 from ckstore.ops.context import Context
 from ckstore.ops.failures import failure_of, joined
+from ckstore.ops.mirror_settings import MIRROR
 from ckstore.ops.refs.find import open_directory
 from ckstore.ops.refs.listing import current_or_named, infos
 from ckstore.remote.documents.remote_info import check_takes
