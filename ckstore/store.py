@@ -17,6 +17,7 @@ from ckstore.model.brief import BriefList
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import AUTO, CAPTURED, DEFAULT_RUN, check_run, expanded
 from ckstore.ops.api_calls import api_call, api_call_in_memory, check_options
+from ckstore.remote.mirror.attachment import evictor_of
 from ckstore.saver.helper_processes import SUBSCRIBERS, wake_mirror
 
 if TYPE_CHECKING:
@@ -2271,15 +2272,9 @@ def _open(
     if not context.readonly:
         # Read these settings now, since `save_async` does not access the filesystem.
         vars(context).update(failed_saves_most=context.failed_saves_most, on_failed_save=context.on_failed_save)
-        context.evict = partial(_evict_mirrored, context)
+        context.evictor = partial(evictor_of, context)
         wake_mirror(context, "opened")
     return context, notes
-
-
-def _evict_mirrored(context: Context, infos: Sequence[CheckpointInfo]) -> EvictReport:
-    from ckstore.remote.remote_only.evict import evict_mirrored
-
-    return evict_mirrored(context, infos)
 
 
 def _fetching(context: Context) -> Callable[..., int | None]:

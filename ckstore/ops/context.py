@@ -36,10 +36,11 @@ if TYPE_CHECKING:
     from ckstore.model.manifest.lineage import CountedPieces, Lineage
     from ckstore.model.manifest.manifest import BlobRecord, Manifest
     from ckstore.model.manifest.stored import OldPiece
-    from ckstore.model.remote.transfer import EvictReport
     from ckstore.model.settings.free_space import Amount, Need
     from ckstore.model.settings.patience import OnFailure
     from ckstore.model.settings.recheck import Reading
+    from ckstore.model.settings.retention import RetentionPolicy
+    from ckstore.model.settings.retention_plan import RetentionPlan
     from ckstore.model.settings.settings import StoreSettings
     from ckstore.model.training_identity import Parent
     from ckstore.objects.checkpoints import CheckpointDirectory
@@ -90,6 +91,23 @@ class Rescuer(Protocol):
 
     def tell(self, directory: CheckpointDirectory) -> None:
         """Report the sources of repaired blobs when a checkpoint is closed."""
+
+
+class Evictor(Protocol):
+    """Frees the local data of checkpoints after checking that another place has it."""
+
+    @property
+    def name(self) -> str:
+        """The name of the other place."""
+
+    def evictable(self) -> list[CheckpointInfo]:
+        """Return the checkpoints with local data that the other place has."""
+
+    def plan(self, policy: RetentionPolicy) -> RetentionPlan:
+        """Return which checkpoints keep their local data. The others can be evicted."""
+
+    def evict(self, going: Sequence[CheckpointInfo]) -> Sequence[CheckpointInfo]:
+        """Evict checkpoints, and return those that were evicted."""
 
 
 class SaveWatch:
@@ -201,8 +219,8 @@ class Context:
     fetch: Callable[[CheckpointDirectory, BlobRecord, int, memoryview, OldPiece | None, bool], int | None] | None = None
     # Repairs data that loads find damaged, from the store itself and its remotes. If None, loads repair nothing.
     rescuer: Rescuer | None = None
-    # Frees the local data of checkpoints after checking that the mirror has it. None without access to it.
-    evict: Callable[[Sequence[CheckpointInfo]], EvictReport] | None = None
+    # Returns the evictor for a save that lacks space, or None if no other place gets every checkpoint.
+    evictor: Callable[[], Evictor | None] | None = None
     writes_disabled_because: str = ""  # why this process must not write to the store any more; empty if it may
     watch: SaveWatch = NO_WATCH  # called during a save
     trainer_pid: int | None = None  # the process that a background saver saves for; None in every other process

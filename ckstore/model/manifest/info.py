@@ -227,6 +227,11 @@ class CheckpointInfo:
         )
 
 
+def is_local(info: CheckpointInfo) -> bool:
+    """Whether the directory of a checkpoint has all of its files."""
+    return not info.elsewhere
+
+
 _MOST = 2**64
 
 

@@ -1,6 +1,6 @@
 """Make room for a save: before it if it would not fit, and afterwards by the retention policy for its run.
 
-A save that would not fit first evicts checkpoints that the mirror has, then drops checkpoints by the policy for this
+A save that would not fit first evicts checkpoints that another place has, then drops checkpoints by the policy for this
 case. Nothing is removed unless that is enough. No more than necessary is removed, the oldest first. Tags, pins, open
 readers and the newest valid checkpoint of each run are protected as always. If nothing helps, the error says what
 would.
@@ -16,7 +16,7 @@ from functools import partial
 
 from ckstore.errors import CatalogUnavailable, CkstoreError, InUse
 from ckstore.fs.lock_files import service_failed
-from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.model.manifest.info import CheckpointInfo, is_local
 from ckstore.model.reports.held_blobs import HeldBlob, by_reason, held_size
 from ckstore.model.settings.free_space import Amount, Way, advice, shortest
 from ckstore.model.settings.retention import RetentionPolicy
@@ -39,12 +39,9 @@ from ckstore.ops.context import Context, Publication
 from ckstore.ops.free.drop import tell_unfreed
 from ckstore.ops.free.gc import collect
 from ckstore.ops.free.gc_plan import freed_in_turn, plan_gc
-from ckstore.ops.free.retain import bytes_on_disk, carry_out, plan_drops, plan_local, plan_retention
+from ckstore.ops.free.retain import bytes_on_disk, carry_out, plan_drops, plan_retention
 from ckstore.ops.free.superseded_checkpoints import drop_superseded, due
 from ckstore.ops.index.catalog_place import why_of_several_users
-from ckstore.ops.mirror_record import behind
-from ckstore.ops.mirror_settings import MIRROR
-from ckstore.ops.refs.listing import infos
 
 _KEEP_LAST = (10, 3, 1)
 """The values of `keep_last` that the advice tries, the one that keeps most first."""
@@ -57,8 +54,8 @@ _SHOWN = 5
 def make_room(context: Context, new: Amount, claimed: Collection[str]) -> tuple[str, ...]:
     """Free the space that a save lacks, and return one sentence for each action.
 
-    The mirror and the policy for this case decide what is removed. Nothing is dropped on a shared filesystem. Dropping
-    checkpoints that use the blobs in `claimed` would not free those blobs, which the save uses.
+    The other place and the policy for this case decide what is removed. Nothing is dropped on a shared filesystem.
+    Dropping checkpoints that use the blobs in `claimed` would not free those blobs, which the save uses.
     """
     # The download cache first, since it can be downloaded again.
     download_cache.clear(context.layout)
@@ -100,12 +97,12 @@ def _let_go(
     new: Amount,
     claimed: Collection[str],
 ) -> tuple[str, ...]:
-    """Evict checkpoints that the mirror has, if that frees enough, alone or with drops; return a sentence about it."""
-    mirror = setting_of(context.layout, MIRROR)
-    if mirror is None or context.evict is None:
+    """Evict checkpoints that another place has if that frees enough, alone or with drops; return a sentence."""
+    evictor = None if context.evictor is None else context.evictor()
+    if evictor is None:
         return ()
     stays = policy_of(context.layout, KEEP_LOCAL) or policy or RetentionPolicy(keep_last=1)
-    able = _oldest_first(plan_local(context, stays, mirror).dropped)
+    able = _oldest_first(evictor.plan(stays).dropped)
     names = {entry.info.name for entry in able}
     # If that is not enough, also drop checkpoints whose data is not evicted.
     others = [] if policy is None else _droppable(planned)
@@ -117,14 +114,14 @@ def _let_go(
         return ()
     try:
         with reserve.given_up(context.layout):  # on a full disk there is no space to record where the data is
-            report = context.evict(going)
-    except CkstoreError as error:  # an unreachable mirror must not keep the policy from making room
-        return (f"no checkpoint on {mirror} was evicted locally: {error.message}",)
+            evicted = evictor.evict(going)
+    except CkstoreError as error:  # an unreachable place must not keep the policy from making room
+        return (f"no checkpoint on {evictor.name} was evicted locally: {error.message}",)
     collect(context)
-    if not report.evicted:
+    if not evicted:
         return ()
-    evicted = some_of([info.name for info in report.evicted], _SHOWN)
-    return (f"evicted the local data of {evicted}, which {mirror} has, to make room for this save",)
+    told = some_of([info.name for info in evicted], _SHOWN)
+    return (f"evicted the local data of {told}, which {evictor.name} has, to make room for this save",)
 
 
 def _oldest_first(entries: Sequence[PlanEntry]) -> list[PlanEntry]:
@@ -133,7 +130,7 @@ def _oldest_first(entries: Sequence[PlanEntry]) -> list[PlanEntry]:
 
 def _droppable(planned: Callable[[], RetentionPlan]) -> list[PlanEntry]:
     """Return the checkpoints that the policy drops, the oldest first, without those that have no local data."""
-    return _oldest_first([entry for entry in planned().dropped if not entry.info.elsewhere])
+    return _oldest_first([entry for entry in planned().dropped if is_local(entry.info)])
 
 
 def purge(context: Context) -> bool:
@@ -186,12 +183,9 @@ def how_to_free(context: Context, missing: Amount | None = None) -> str:
         if frees_at_once and (setting_of(context.layout, UNDO_BY_HAND_S) or trash.has_waiting(context.layout)):
             gc = "gc --now"
         ways = [Way(f"ckstore {gc}", by_gc)]
-        mirror = setting_of(context.layout, MIRROR)
-        if mirror is not None and frees_at_once:
-            here = [info for info in infos(context) if not info.elsewhere]
-            lacking = {info.id for info in behind(context.layout, mirror, here)}
-            able = [info for info in here if info.id not in lacking]
-            ways.append(Way(f"ckstore evict --all --remote {mirror}", sum(_freed_by_each(context, able), by_gc)))
+        if frees_at_once and context.evictor is not None and (evictor := context.evictor()) is not None:
+            evicts = sum(_freed_by_each(context, evictor.evictable()), by_gc)
+            ways.append(Way(f"ckstore evict --all --remote {evictor.name}", evicts))
         for count in _KEEP_LAST:
             plan = plan_retention(context, RetentionPolicy(keep_last=count), sure=False)  # this is only advice
             frees = sum(_freed_by_each(context, plan.dropped), by_gc)

@@ -27,7 +27,7 @@ from ckstore.ops.free.drop import check_droppable, drop, make_kept_durable
 from ckstore.ops.free.retained_bytes import with_needed_bytes
 from ckstore.ops.index.facts import from_manifests as as_in_manifest
 from ckstore.ops.index.reconcile import chosen
-from ckstore.ops.mirror_record import behind, kept_for_mirror, not_yet
+from ckstore.ops.mirror_record import kept_for_mirror
 from ckstore.ops.refs.evaluations import kept_for_evaluation
 from ckstore.ops.refs.listing import in_order, infos, no_such_run, order_problem
 from ckstore.ops.refs.protection import check_tags, pins_by_id
@@ -93,14 +93,16 @@ def _is_own(context: Context, info: CheckpointInfo) -> bool:
     return found is not None and found.st_uid == owner.current_user()
 
 
-def plan_local(context: Context, policy: RetentionPolicy, remote: str) -> RetentionPlan:
-    """Return which checkpoints keep their local data, and why; a remote is known to have each of the others."""
-    # Checkpoints without local data are left out: they would count instead of those that a resume loads. No manifest is
-    # read, since an eviction checks each checkpoint itself. The plan cannot be carried out as drops.
-    here = [info for info in infos(context) if not info.elsewhere]
-    history = _history(context, datetime.now(UTC), here, policy, urgent=True)
-    for info in behind(context.layout, remote, here):
-        history[info.name] = replace(history[info.name], wanted_by=not_yet(remote))
+def plan_among(
+    context: Context, policy: RetentionPolicy, listed: Iterable[CheckpointInfo], wanted_by: Mapping[str, str]
+) -> RetentionPlan:
+    """Return which of the listed checkpoints a policy keeps, and why; those in `wanted_by` are kept for that reason.
+
+    No manifest is read, so the plan cannot be carried out as drops.
+    """
+    history = _history(context, datetime.now(UTC), listed, policy, urgent=True)
+    for name, why in wanted_by.items():
+        history[name] = replace(history[name], wanted_by=why)
     return _plan(context, policy, datetime.now(UTC), history, sure=False)
 
 

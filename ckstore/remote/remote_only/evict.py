@@ -27,6 +27,8 @@ from ckstore.model.remote.remote_only import RemoteHolder, RemoteOnly
 from ckstore.model.remote.transfer import EvictReport
 from ckstore.model.reports.retention_report import Skipped
 from ckstore.model.settings import settings
+from ckstore.model.settings.retention import RetentionPolicy
+from ckstore.model.settings.retention_plan import RetentionPlan
 from ckstore.model.times import text_of_time
 from ckstore.objects import store_locks, trash
 from ckstore.objects.checkpoints import id_at, judge_blobs, key_with_id
@@ -47,10 +49,12 @@ from ckstore.ops.events import note
 from ckstore.ops.failures import failure_of, joined
 from ckstore.ops.free import reclaim
 from ckstore.ops.free.drop import make_kept_durable
-from ckstore.ops.free.retain import plan_local
+from ckstore.ops.free.retain import plan_among
 from ckstore.ops.index.reconcile import reconcile_one
+from ckstore.ops.mirror_record import behind, not_yet
 from ckstore.ops.mirror_settings import MIRROR
 from ckstore.ops.refs.find import open_directory
+from ckstore.ops.refs.listing import infos
 from ckstore.ops.refs.protection import gone
 from ckstore.ops.requires import require
 from ckstore.remote.documents.remote_info import read_info
@@ -333,7 +337,7 @@ def evict_by_rule(context: Context, *, dry_run: bool = False) -> EvictReport:
         )
     if mirror is None:
         raise BadInput(f"{context.layout.root} has no mirror", hint="ckstore config mirror NAME")
-    plan = plan_local(context, policy, mirror)
+    plan = _plan_local(context, policy, mirror)
     going = [entry.info for entry in plan.dropped]
     why = {entry.info.name: f"keep_local: {'; '.join(entry.reasons)}" for entry in plan.dropped}
     if not going:  # as after most pushes; no request is made
@@ -342,11 +346,40 @@ def evict_by_rule(context: Context, *, dry_run: bool = False) -> EvictReport:
     return replace(evict(context, going, there, dry_run=dry_run, why=why), plan=plan)
 
 
-def evict_mirrored(context: Context, infos: Sequence[CheckpointInfo]) -> EvictReport:
-    """Free local bytes of checkpoints that the mirror has, for a save that lacks space."""
-    mirror = setting_of(context.layout, MIRROR) or ""
-    why = "a save needed the space"
-    return evict(context, infos, named_remote(context, mirror), why={info.name: why for info in infos})
+def _plan_local(context: Context, policy: RetentionPolicy, mirror: str) -> RetentionPlan:
+    """Return which checkpoints keep their local data, and why; the mirror is known to have each of the others."""
+    # Checkpoints without local data are left out: they would count instead of those that a resume loads. An eviction
+    # reads each manifest itself.
+    here = [info for info in infos(context) if not info.elsewhere]
+    lacking = {info.name: not_yet(mirror) for info in behind(context.layout, mirror, here)}
+    return plan_among(context, policy, here, lacking)
+
+
+class MirrorEvictor:
+    """Frees local bytes of checkpoints that the mirror has, for a save that lacks space; see `Context.evictor`.
+
+    Attributes:
+        name: The name of the mirror.
+    """
+
+    def __init__(self, context: Context, mirror: str) -> None:
+        self._context = context
+        self.name = mirror
+
+    def evictable(self) -> list[CheckpointInfo]:
+        """Return the checkpoints with local data that the mirror has."""
+        here = [info for info in infos(self._context) if not info.elsewhere]
+        lacking = {info.id for info in behind(self._context.layout, self.name, here)}
+        return [info for info in here if info.id not in lacking]
+
+    def plan(self, policy: RetentionPolicy) -> RetentionPlan:
+        """Return which checkpoints keep their local data. The others can be evicted."""
+        return _plan_local(self._context, policy, self.name)
+
+    def evict(self, going: Sequence[CheckpointInfo]) -> Sequence[CheckpointInfo]:
+        """Evict checkpoints, and return those that were evicted."""
+        why = {info.name: "a save needed the space" for info in going}
+        return evict(self._context, going, named_remote(self._context, self.name), why=why).evicted
 
 
 def keep_local(context: Context) -> EvictReport | None:

@@ -10,7 +10,6 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -22,13 +21,13 @@ from ckstore.fs.mapping import map_shared
 from ckstore.fs.store_path import NotInStore
 from ckstore.model.manifest.captured import ByteSource, BytesSource
 from ckstore.model.manifest.info import CheckpointInfo
-from ckstore.model.remote.transfer import EvictReport
 from ckstore.model.saver.messages import Close, Done, Failed, Open, Order, Started, Taken
 from ckstore.objects.publish import IfExists
 from ckstore.ops.api_calls import describe_os_error, unsafe
 from ckstore.ops.context import Context, another_store
 from ckstore.ops.save.continuation import named_parent
 from ckstore.ops.save.save import Request, save_captured
+from ckstore.remote.mirror.attachment import evictor_of
 from ckstore.saver.helper_processes import SUBSCRIBERS
 from ckstore.saver.server.reused_storages import manifest_of, recorded_sources
 from ckstore.saver.server.status_page import Inbox, Reporter
@@ -88,16 +87,10 @@ def _open(opening: Open, reporter: Reporter) -> Context:
         raise another_store(context.layout, context.settings.uuid, opening.uuid)
     context.watch = reporter
     context.trainer_pid = os.getppid()
-    context.evict = partial(_evict, context)
+    context.evictor = partial(evictor_of, context)
     for note in notes:
         print(note, file=sys.stderr)  # noqa: T201 - the trainer has it as the last lines of its saver
     return context
-
-
-def _evict(context: Context, infos: Sequence[CheckpointInfo]) -> EvictReport:
-    from ckstore.remote.remote_only.evict import evict_mirrored
-
-    return evict_mirrored(context, infos)
 
 
 def _serve_one(context: Context, order: Order, descriptors: list[int], reporter: Reporter) -> bool:
