@@ -178,7 +178,8 @@ class BackgroundSaves:
                 context.totals.not_saved("failed")
 
         catalog_path = None if context.catalog_path is None else str(context.catalog_path)
-        made = Client(Open(str(self.path), context.settings.uuid, catalog_path), ended, tell_left_out)
+        opening = Open(str(self.path), context.settings.uuid, catalog_path, attached=context.attached)
+        made = Client(opening, ended, tell_left_out)
         closing = weakref.finalize(self, made.close)
         closing.atexit = False
         # `setdefault` is atomic, so a second thread uses the client of the first. A lock could remain taken in a forked

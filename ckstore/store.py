@@ -6,7 +6,7 @@ import errno
 import html
 import os
 from contextlib import suppress
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, SupportsIndex, Unpack, overload
 
@@ -17,8 +17,8 @@ from ckstore.model.brief import BriefList
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import AUTO, CAPTURED, DEFAULT_RUN, check_run, expanded
 from ckstore.ops.api_calls import api_call, api_call_in_memory, check_options
-from ckstore.remote.mirror.attachment import evictor_of
-from ckstore.saver.helper_processes import SUBSCRIBERS, wake_mirror
+from ckstore.remote.mirror.attachment import attach, wake_mirror
+from ckstore.saver.helper_processes import COMPACTION
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from ckstore.ops.save.options import SaveOptions
     from ckstore.ops.save.save import Request
     from ckstore.ranks.attempt import Ranks
+    from ckstore.ranks.separate_stores import SeparateStores
     from ckstore.remote.choice import ChoiceOptions, TransferOptions
     from ckstore.remote.remote_only.clone import News
     from ckstore.remote.remote_only.remote_reader import RemoteReader
@@ -2265,14 +2266,14 @@ def _open(
     from ckstore.ops.open.opening import open_context
 
     context, notes = open_context(
-        root, run=run, readonly=readonly, recover=recover, catalog_path=catalog_path, subscribers=SUBSCRIBERS
+        root, run=run, readonly=readonly, recover=recover, catalog_path=catalog_path, subscribers=[COMPACTION]
     )
+    attach(context)
     context.fetch = _fetching(context)
     context.rescuer = _LazyRescue(context)
     if not context.readonly:
         # Read these settings now, since `save_async` does not access the filesystem.
         vars(context).update(failed_saves_most=context.failed_saves_most, on_failed_save=context.on_failed_save)
-        context.evictor = partial(evictor_of, context)
         wake_mirror(context, "opened")
     return context, notes
 
@@ -2387,6 +2388,13 @@ def _tell_made(root: Path) -> None:
     from ckstore.ops.open.opening import tell_made
 
     tell_made(root)
+
+
+def separate_stores() -> SeparateStores:
+    """Return how ranks on nodes with separate stores save one checkpoint: on the mirror that these stores share."""
+    from ckstore.remote.mirror import nodes_without_shared_store
+
+    return nodes_without_shared_store
 
 
 def open_checkpoint(path: str | os.PathLike[str], *, max_bytes: int | None = None) -> OpenCheckpoint:

@@ -214,6 +214,8 @@ class Context:
     catalog_path: Path | None = None
     # Called after each commit, with the subscribers of the core: see `ops.save.subscribers`.
     subscribers: Sequence[Subscriber] = ()
+    # The modules of higher floors whose `attach` was called with this store. A saver of the store also calls them.
+    attached: tuple[str, ...] = ()
     # Reads a range of a blob of an open checkpoint from a remote, bypassing the cache if the last argument is True, or
     # makes it from an older piece; returns how many bytes were downloaded, or None. None without access to remotes.
     fetch: Callable[[CheckpointDirectory, BlobRecord, int, memoryview, OldPiece | None, bool], int | None] | None = None
@@ -382,6 +384,13 @@ class Publication:
         """The settings in ``config.json``, read once; raises as `read_config`."""
         # After the commit: rules that were changed during the save must apply to the drops that follow it.
         return read_config(self.context.layout)
+
+    def asks_for(self, setting: Setting[Any]) -> bool:
+        """Whether the checkpoint is new in the store, and the setting is set."""
+        try:
+            return self.origin in NEW and self.settings.get(setting.name) is not None
+        except (CkstoreError, OSError):  # retention also reads the settings, and has reported the error
+            return False
 
 
 class Subscriber(NamedTuple):

@@ -153,6 +153,4 @@ def check_mirror(status: MirrorStatus, *, is_remote: bool) -> CheckResult:
             ". Each try reads files of credentials and tokens again, so renew them. A pushing process keeps its "
             "environment variables: if the credentials are in these, restart the training"
         )
-    if status.problem:
-        do += ". A pushing process keeps its credentials, so restart the training if they have expired"
     return CheckResult("warning", "mirror", str(status), do)

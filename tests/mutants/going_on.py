@@ -20,7 +20,7 @@ GOING_ON = [
     Mutant(
         "the mirror retries failures at increasing intervals",
         "mirror-retries-at-once",
-        "mirror._push_all",
+        "mirror_server._push_all",
         "min(2 * retry_s, _LONGEST_PAUSE_S)",
         "retry_s",
         f"{_REMOTE}::test_a_failed_push_is_retried_ever_more_rarely_until_it_succeeds[url]",
@@ -147,9 +147,9 @@ GOING_ON = [
     Mutant(
         "settings that cannot be read after a commit are reported once",
         "settings-reported-by-each",
-        "helper_processes._asks_for",
-        "        return False\n",
-        "        raise\n",
+        "Publication.asks_for",
+        "            return False\n",
+        "            raise\n",
         f"{_SUBSCRIBERS}::test_settings_that_cannot_be_read_are_told_once",
         "assert",
     ),

@@ -34,7 +34,7 @@ PARTIES = [
     Mutant(
         "the mirror process ends after a day of refusals",
         "mirror-waits-for-ever",
-        "mirror.serve",
+        "mirror_server.serve",
         "        if time.monotonic() - done_at >= patience_s:\n",
         "        if time.monotonic() - done_at >= 2 * patience_s:\n",
         f"{_ENDS}::test_a_process_refused_by_its_mirror_for_long_ends_and_the_reason_is_kept",

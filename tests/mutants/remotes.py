@@ -430,7 +430,7 @@ REMOTES = [
     Mutant(
         "a process that waits for its mirror lets another process try",
         "waits-with-its-lock",
-        "mirror.serve",
+        "mirror_server.serve",
         "with lock:",
         "if True:",
         f"{_MIRROR}::test_another_process_may_push_while_a_failed_mirror_process_waits",
@@ -439,7 +439,7 @@ REMOTES = [
     Mutant(
         "a mirror that failed keeps waiting while another process has its lock",
         "ends-at-any-lock",
-        "mirror.serve",
+        "mirror_server.serve",
         "        elif not has_failed:  # another is at work\n",
         "        else:\n",
         f"{_MIRROR}::test_another_process_may_push_while_a_failed_mirror_process_waits",

@@ -1,4 +1,6 @@
-"""Nodes with stores of their own that save one checkpoint to a remote: see `ckstore.ranks.nodes_without_shared_store`.
+"""Nodes with stores of their own that save one checkpoint to a remote.
+
+See `ckstore.remote.mirror.nodes_without_shared_store`.
 
 Each node has one rank and one blob; rank 0 joins. A rank may be killed, and an answer lost, at each step; a pruner
 takes any intent for stale at any moment. That a blob which an intent names is not removed is taken from
@@ -16,13 +18,13 @@ from tests.protocol.switches import Switches
 
 _STAGE = "ranks.part.stage_part"
 _PART = "remote.parts.push_part"
-_JOIN = "ranks.nodes_without_shared_store.publish_apart"
+_JOIN = "remote.mirror.nodes_without_shared_store.publish_apart"
 _INTENT = "remote.intents.Intent.write"
 _LOOK = "remote.push.Push.send"
 _COMMIT = "remote.intents.Intent.commit"
 _WHOLE = "remote.parts.push_whole"
 _LIST = "objects.publish.publish"
-_ADOPT = "ranks.nodes_without_shared_store.adopt"
+_ADOPT = "remote.mirror.nodes_without_shared_store.adopt"
 _END = "remote.parts.PushedPart.end"
 _VOID = "remote.pruning.intent_record.void"
 _FINISH = "remote.pruning.intent_record.finish"

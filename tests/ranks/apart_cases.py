@@ -15,8 +15,8 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 from ckstore import CheckpointInfo, Store
 from ckstore.integrations import dcp
+from ckstore.remote.mirror import mirror_process as mirroring
 from ckstore.remote.service.engine import ServiceObjects
-from ckstore.saver import mirror as mirroring
 
 vars(mirroring)["start"] = lambda *_: None  # a process that mirrors would outlive the test
 

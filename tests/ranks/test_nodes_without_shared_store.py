@@ -15,9 +15,9 @@ from ckstore import CkstoreError, NoSuchRef, RankMismatch, StepExists, Store, Un
 from ckstore.errors import RemoteUnavailable
 from ckstore.integrations import dcp
 from ckstore.ops.refs.find import open_directory
-from ckstore.ranks import nodes_without_shared_store
 from ckstore.remote import key_lookup
 from ckstore.remote import keys as blobs
+from ckstore.remote.mirror import nodes_without_shared_store
 from ckstore.remote.service.engine import ServiceObjects
 from ckstore.store import context_of
 from tests.ranks.apart import MIB, Killed, node, part, save
@@ -300,7 +300,7 @@ def test_a_node_that_cannot_list_what_was_saved_says_so_and_the_save_has_not_fai
     with pytest.raises(NoSuchRef):
         stores[1].info(1)
     # A load that begins at all nodes lists it there, and fetches.
-    nodes_without_shared_store.list_from_mirror(context_of(stores[1]), 1)
+    nodes_without_shared_store.list_there(context_of(stores[1]), 1)
     assert torch.equal(loaded(stores[1], 1)["w1"], part(1, 1))
 
 

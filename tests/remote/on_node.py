@@ -21,8 +21,8 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 from ckstore import Store
 from ckstore.integrations import dcp
-from ckstore.ranks import nodes_without_shared_store
-from ckstore.saver import mirror as mirroring
+from ckstore.remote.mirror import mirror_process as mirroring
+from ckstore.remote.mirror import nodes_without_shared_store
 
 MIB = 2**20
 

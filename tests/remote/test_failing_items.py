@@ -20,6 +20,7 @@ from ckstore.remote import pull as pulling
 from ckstore.remote import push as pushing
 from ckstore.remote import push_plan as planning
 from ckstore.remote import transfer
+from ckstore.remote.mirror import mirror_server as process
 from ckstore.remote.mirror import mirror_step
 from ckstore.remote.mirror.mirror_step import Mirror
 from ckstore.remote.pruning import keep_remote
@@ -27,7 +28,6 @@ from ckstore.remote.pruning.keep_remote import KeepRemote
 from ckstore.remote.pruning.needed_digests import remove_documents
 from ckstore.remote.remote_only import evict as evicting
 from ckstore.remote.service.target import Target
-from ckstore.saver.server import mirror as process
 from ckstore.saver.server.status_page import StatusPage
 from ckstore.store import context_of
 from tests.remote.double import new_remote

@@ -23,14 +23,14 @@ from click.testing import CliRunner
 from ckstore import BadInput, CkstoreError, NoSuchRemote, RemoteDenied, RemoteError, RetentionPolicy, Store
 from ckstore.model.times import time_of_text
 from ckstore.ops import mirror_record
+from ckstore.remote.mirror import mirror_process as starting
+from ckstore.remote.mirror import mirror_server as process
 from ckstore.remote.mirror.mirror_step import Mirror
 from ckstore.remote.mirror.ownership import Ownership
 from ckstore.remote.push_plan import place_of
 from ckstore.remote.remote_opener import named_remote
 from ckstore.remote.service.target import Target
 from ckstore.saver import helper_start
-from ckstore.saver import mirror as starting
-from ckstore.saver.server import mirror as process
 from ckstore.saver.server.status_page import StatusPage
 from ckstore.store import context_of
 from ckstore_cli.app import app

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from ckstore import Store
+from ckstore.remote.mirror import mirror_process as starting
+from ckstore.remote.mirror import mirror_server as process
 from ckstore.remote.mirror.mirror_step import Mirror
 from ckstore.saver import helper_start
-from ckstore.saver import mirror as starting
-from ckstore.saver.server import mirror as process
 from ckstore.saver.server.ending import Ended, Ending
 from ckstore.saver.server.status_page import StatusPage
 from ckstore.store import context_of

@@ -44,13 +44,13 @@ from ckstore.ops.verify import verify
 from ckstore.remote import remotes
 from ckstore.remote.documents.claims import claims_at
 from ckstore.remote.documents.run_owner import read_owner
+from ckstore.remote.mirror import mirror_process as starting
 from ckstore.remote.mirror import mirror_step
 from ckstore.remote.mirror.mirror_step import Mirror
 from ckstore.remote.pruning.keep_remote import KeepRemote
 from ckstore.remote.push_plan import place_of
 from ckstore.remote.remote_opener import named_remote
 from ckstore.saver import helper_start
-from ckstore.saver import mirror as starting
 from ckstore.store import context_of
 from tests.mutants.runner import MUTANTS, copied
 from tests.soak.doomed import check_promised, check_warnings, state_of, token_of

@@ -25,8 +25,8 @@ from ckstore.errors import (
     RunIsOwned,
     StepExists,
 )
+from ckstore.remote.mirror.mirror_server import serve
 from ckstore.remote.mirror.mirror_step import Mirror
-from ckstore.saver.server.mirror import serve
 from ckstore.saver.server.status_page import StatusPage
 from ckstore.store import context_of
 from tests.soak import doomed

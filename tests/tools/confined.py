@@ -56,7 +56,7 @@ CAPABILITIES = (
         # only a remote has some blobs.
         ("remote/", "ops/mirror_record.py", "ops/mirror_settings.py", "objects/remote/", "model/remote/"),
         frozenset({"remote", "remotes", "mirror", "mirrored", "elsewhere"}),
-        24,
+        17,
     ),
     Capability(
         "encoded pieces",
@@ -81,11 +81,18 @@ CAPABILITIES = (
             "training/processes.py",  # asks torch which of the ranks of a training this process is
             "integrations/dcp/group.py",  # the rendezvous of `ranks/` in a process group, which torch alone knows
             "integrations/dcp/replicas.py",  # compares the values of several ranks
+            "remote/mirror/nodes_without_shared_store.py",  # implements an interface of `ranks/`
         ),
         frozenset({"rank", "ranks"}),
         8,
     ),
-    Capability("saver", ("saver/", "model/saver/"), frozenset({"saver", "savers"}), 6),
+    Capability(
+        "saver",
+        # The last two are a process that works like a saver, and its start.
+        ("saver/", "model/saver/", "remote/mirror/mirror_server.py", "remote/mirror/mirror_process.py"),
+        frozenset({"saver", "savers"}),
+        6,
+    ),
     Capability("report", ("ops/report/", "model/doctor/"), frozenset({"doctor", "html"}), 5),
 )
 

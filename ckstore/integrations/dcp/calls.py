@@ -41,8 +41,8 @@ from ckstore.ops.context import Context
 from ckstore.ops.notices import warn
 from ckstore.ops.read.target_load import LoadReport
 from ckstore.ops.save.tolerance import or_not_saved, tolerated
-from ckstore.ranks.nodes_without_shared_store import Joined, list_from_mirror, mirror_of
-from ckstore.store import RefLike, Store, context_of
+from ckstore.ranks.separate_stores import JointCheckpoint
+from ckstore.store import RefLike, Store, context_of, separate_stores
 from ckstore.training.conditions import Conditions, differences
 from ckstore.training.hyperparameters import Settings, overwritten, settings_in
 
@@ -218,7 +218,7 @@ def _followed(saving: Any, writer: CkstoreWriter, tolerant: Context | None) -> A
     def follow(saved: Future[Any]) -> None:
         try:
             metadata = saved.result()
-            if isinstance(getattr(metadata, "storage_data", None), Joined):
+            if isinstance(getattr(metadata, "storage_data", None), JointCheckpoint):
                 writer.ended(metadata.storage_data)
             if tolerant is not None:
                 tolerant.totals.worked()
@@ -303,7 +303,7 @@ def load(
             lambda made: context_of(made[0].store).settings.uuid,
         )
         if not begun and len({*ranks.told}) > 1:  # nodes have their own stores, and another node may have saved it
-            ranks.agree(partial(_look_at_mirror, reader.store, ref))
+            ranks.agree(partial(_list_there, reader.store, ref))
         reader.tried = begun
         try:
             return _load_once(ranks, reader, (state, plain), planner or ComparingPlanner(strict=strict), process_group)
@@ -363,12 +363,12 @@ def _resumed_inexactly(reader: CkstoreReader, given: Settings, plain: dict[str, 
 
 
 @api_call
-def _look_at_mirror(store: Store, ref: RefLike) -> None:
+def _list_there(store: Store, ref: RefLike) -> None:
     """Add the checkpoint that a ref names on the mirror to the list of the store of this node."""
-    context = context_of(store)
-    if mirror_of(context) is not None:
+    context, stores = context_of(store), separate_stores()
+    if stores.has_place(context):
         # The store of a reader is read-only, and this needs to write.
-        list_from_mirror(context_of(Store.open(store.path)) if context.readonly else context, ref)
+        stores.list_there(context_of(Store.open(store.path)) if context.readonly else context, ref)
 
 
 def _plain(state: dict[str, Any], keys: Iterable[str] | None = None) -> dict[str, Any]:

@@ -39,14 +39,13 @@ from ckstore.ops.save.options import SaveOptions, patience_in, request_of
 from ckstore.ops.save.save import failing_as_save
 from ckstore.ranks.meeting import check_agreement, reason_of
 from ckstore.ranks.merged_checkpoint import MergedCheckpoint
-from ckstore.ranks.nodes_without_shared_store import Joined, adopt, mirror_of, publish_apart, push_staged
 from ckstore.ranks.outcome import now_at, with_news
 from ckstore.ranks.part import Content, Shard, content_of, stage_part
 from ckstore.ranks.part_merger import shards_of
 from ckstore.ranks.rank_identity import Document, RankIdentity
+from ckstore.ranks.separate_stores import CopiedPart, JointCheckpoint
 from ckstore.ranks.work import RankWork, WorkWatch
-from ckstore.remote.parts import PushedPart
-from ckstore.store import Store, context_of
+from ckstore.store import Store, context_of, separate_stores
 
 _PART = "ckstore part"
 
@@ -94,7 +93,7 @@ class CkstoreWriter(StorageWriter):
         self._rank = 0
         self._continues: Continues | None = None
         self._staging: Staging | None = None
-        self._pushed: PushedPart | None = None
+        self._pushed: CopiedPart | None = None
         self._give_back: weakref.finalize[Any, CkstoreWriter] | None = None
 
     @property
@@ -183,7 +182,7 @@ class CkstoreWriter(StorageWriter):
         # Use no grace period, because the other ranks wait in a collective whose deadline is near.
         work = RankWork(self._who(), self.timeout_s, grace_s=0)
         whole = MergedCheckpoint(parts, uuid.uuid4().hex, partial(shards_of, entries), entries)
-        said: CheckpointInfo | Joined
+        said: CheckpointInfo | JointCheckpoint
         if are_apart:
             said = work.run(lambda: _publish_apart(self.store, self, whole, work))
             self.info = self._taken(said)
@@ -216,19 +215,19 @@ class CkstoreWriter(StorageWriter):
         request.check()
         return request
 
-    def ended(self, said: CheckpointInfo | Joined) -> CheckpointInfo:
+    def ended(self, said: CheckpointInfo | JointCheckpoint) -> CheckpointInfo:
         """Return the published checkpoint. If nodes have their own stores, the store of this node keeps this part."""
         # Warn if the checkpoint no longer exists, because this rank may have been stopped for a while.
-        if isinstance(said, Joined):
+        if isinstance(said, JointCheckpoint):
             return self.info or self._taken(said)
         info = self.info or said
         return with_news(info, now_at(context_of(self.store).layout, info))
 
-    def _taken(self, joined: Joined) -> CheckpointInfo:
+    def _taken(self, joined: JointCheckpoint) -> CheckpointInfo:
         return _take(self.store, joined, self._staging)
 
-    def hold(self, staging: Staging, pushed: PushedPart | None) -> None:
-        """Keep the lock on the staging, and the claim on its blobs at a remote, until `close`."""
+    def hold(self, staging: Staging, pushed: CopiedPart | None) -> None:
+        """Keep the lock on the staging, and the claim on its copied blobs, until `close`."""
         self._staging, self._pushed = staging, pushed
         self._give_back = weakref.finalize(self, reclaim.discard, context_of(self.store), staging)
 
@@ -237,9 +236,13 @@ class CkstoreWriter(StorageWriter):
 
     def _meant(self) -> Document:
         settings = context_of(self.store).settings
-        where = {"store": settings.uuid, "hash": settings.hash, "chunk_bytes": settings.chunk_bytes}
-        mirrored = mirror_of(context_of(self.store)) is not None
-        return self._who().document(run=self.run, step=self.step, mirrored=mirrored, **where)
+        where = {
+            "store": settings.uuid,
+            "hash": settings.hash,
+            "chunk_bytes": settings.chunk_bytes,
+            "mirrored": separate_stores().has_place(context_of(self.store)),
+        }
+        return self._who().document(run=self.run, step=self.step, **where)
 
 
 @api_call
@@ -253,9 +256,11 @@ def _stage(
         content = _content_of(plan, planner, context.settings.chunk_bytes, writer.keys)
         work = RankWork(who, writer.timeout_s)
 
-        def stage() -> tuple[Staging, PushedPart | None, Document]:
+        def stage() -> tuple[Staging, CopiedPart | None, Document]:
             staging = stage_part(context, work, content, patience_in(writer._options))  # noqa: SLF001
-            return (staging, None, {}) if not are_apart else (staging, *push_staged(context, staging, work))
+            if not are_apart:
+                return staging, None, {}
+            return staging, *separate_stores().push_staged(context, staging, work)
 
         # If this rank has failed in the meantime, the thread removes the staging, which belongs to no save.
         staging, pushed, more = work.run(stage, lambda made: reclaim.discard(context, made[0]))
@@ -272,17 +277,17 @@ def _publish(store: Store, writer: CkstoreWriter, whole: MergedCheckpoint, watch
 
 
 @api_call
-def _publish_apart(store: Store, writer: CkstoreWriter, whole: MergedCheckpoint, work: RankWork) -> Joined:
+def _publish_apart(store: Store, writer: CkstoreWriter, whole: MergedCheckpoint, work: RankWork) -> JointCheckpoint:
     context = context_of(store)
     sequence = max(part["sequence"] for part in whole.parts.values())
-    joined = publish_apart(context, writer.request(), whole, work, sequence)
+    joined = separate_stores().publish_apart(context, writer.request(), whole, work, sequence)
     log_notes(joined.info.name, joined.info.warnings, context.notices.logged)
     return joined
 
 
 @api_call
-def _take(store: Store, joined: Joined, staging: Staging | None) -> CheckpointInfo:
-    return adopt(context_of(store), joined, staging)
+def _take(store: Store, joined: JointCheckpoint, staging: Staging | None) -> CheckpointInfo:
+    return separate_stores().adopt(context_of(store), joined, staging)
 
 
 def _content_of(plan: SavePlan, planner: SavePlanner, chunk_bytes: int, keys: Sequence[Any]) -> Content:

@@ -46,12 +46,13 @@ SaverState = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """Open the store at `path` if it has this id."""
+    """Open the store at `path` if it has this id, and call `attach` of the modules in `attached` with it."""
 
     path: str
     uuid: str
     catalog_path: str | None
     nice: int = 0
+    attached: tuple[str, ...] = ()
 
 
 class SnapshotSpan(NamedTuple):

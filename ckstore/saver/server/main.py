@@ -12,7 +12,7 @@ import socket
 import sys
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import cast
 
@@ -27,8 +27,7 @@ from ckstore.ops.api_calls import describe_os_error, unsafe
 from ckstore.ops.context import Context, another_store
 from ckstore.ops.save.continuation import named_parent
 from ckstore.ops.save.save import Request, save_captured
-from ckstore.remote.mirror.attachment import evictor_of
-from ckstore.saver.helper_processes import SUBSCRIBERS
+from ckstore.saver.helper_processes import COMPACTION
 from ckstore.saver.server.reused_storages import manifest_of, recorded_sources
 from ckstore.saver.server.status_page import Inbox, Reporter
 
@@ -79,7 +78,7 @@ def _open(opening: Open, reporter: Reporter) -> Context:
     catalog_path = None if opening.catalog_path is None else Path(opening.catalog_path)
     try:
         context, notes = open_context(
-            Path(opening.path), readonly=False, recover=True, catalog_path=catalog_path, subscribers=SUBSCRIBERS
+            Path(opening.path), readonly=False, recover=True, catalog_path=catalog_path, subscribers=[COMPACTION]
         )
     except (OSError, MemoryError) as error:
         raise _as_error(error, "opening the store") from error
@@ -87,7 +86,8 @@ def _open(opening: Open, reporter: Reporter) -> Context:
         raise another_store(context.layout, context.settings.uuid, opening.uuid)
     context.watch = reporter
     context.trainer_pid = os.getppid()
-    context.evictor = partial(evictor_of, context)
+    for module in opening.attached:
+        import_module(module).attach(context)
     for note in notes:
         print(note, file=sys.stderr)  # noqa: T201 - the trainer has it as the last lines of its saver
     return context

@@ -1,12 +1,13 @@
 """Ranks on nodes with separate stores, which save one checkpoint to the common mirror of these stores.
 
-The checkpoint exists once it is on the remote. Then each node lists it in its store, which keeps the parts of its own
-ranks. Source: docs/format/remote-v1.md, "Parts of several nodes".
+Implements `ckstore.ranks.separate_stores.SeparateStores`. The checkpoint exists once it is on the remote. Then each
+node lists it in its store, which keeps the parts of its own ranks. Source: docs/format/remote-v1.md, "Parts of several
+nodes".
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 
@@ -41,6 +42,7 @@ from ckstore.ops.save.subscribers import tell_subscribers
 from ckstore.ranks.merged_checkpoint import MergedCheckpoint
 from ckstore.ranks.outcome import with_news
 from ckstore.ranks.rank_identity import Document
+from ckstore.ranks.separate_stores import JointCheckpoint
 from ckstore.ranks.work import RankWork, WorkWatch
 from ckstore.remote.objects import Remote
 from ckstore.remote.parts import PushedPart, common_remote, list_step, push_part, push_whole
@@ -53,22 +55,14 @@ from ckstore.remote.remote_refs import find_on_remote
 from ckstore.remote.source import SourceManifest
 
 
-@dataclass(frozen=True, slots=True)
-class Joined:
-    """A checkpoint that exists on the remote. Every rank receives this value."""
-
-    info: CheckpointInfo  # it
-    manifest: bytes  # the bytes of its manifest; empty: only one store has it, where it was before
-
-
 def elsewhere_at(holder: RemoteHolder) -> RemoteOnly:
     """Return the record with which a store lists blobs that only a remote has."""
     return RemoteOnly(text_of_time(datetime.now(UTC)), (holder,))
 
 
-def mirror_of(context: Context) -> str | None:
-    """Return the name of the mirror of a store, or None if it has none or its settings cannot be read."""
-    return setting_or_none(context.layout, MIRROR)
+def has_place(context: Context) -> bool:
+    """Whether a store has a mirror, and its settings can be read."""
+    return setting_or_none(context.layout, MIRROR) is not None
 
 
 def push_staged(context: Context, staging: Staging, work: RankWork) -> tuple[PushedPart, Document]:
@@ -86,7 +80,9 @@ def push_staged(context: Context, staging: Staging, work: RankWork) -> tuple[Pus
     return pushed, {"remote": holder.uuid, "manifest": manifest, "sequence": sequence, "intents": pushed.intents}
 
 
-def publish_apart(context: Context, request: Request, whole: MergedCheckpoint, work: RankWork, sequence: int) -> Joined:
+def publish_apart(
+    context: Context, request: Request, whole: MergedCheckpoint, work: RankWork, sequence: int
+) -> JointCheckpoint:
     """Merge the parts of all nodes, and publish the checkpoint on the remote and then in the store of this node."""
     # `sequence` is free in the stores of all nodes. After `UnknownOutcome` it may exist at the remote, else it does
     # not.
@@ -95,7 +91,7 @@ def publish_apart(context: Context, request: Request, whole: MergedCheckpoint, w
     if request.step is not None:
         list_step(context, remote, request.run, request.step)
     context.known.greatest_sequence.raise_to(sequence - 1)
-    watch = _ToRemote(context, work, remote)
+    watch = _RemotePublication(context, work, remote)
     try:
         stage_places = partial(stage_remote_only, elsewhere_at(holder))
         info = replace(whole, stage_places=stage_places).publish(context, request, watch)
@@ -110,18 +106,18 @@ def publish_apart(context: Context, request: Request, whole: MergedCheckpoint, w
     # Of all nodes: a writer that torch itself calls, or that another process has, is not told of the end.
     end_intents(remote, [key for part in whole.parts.values() for key in part["intents"]])
     if watch.pushed is None and place_of(info) not in source_of(remote).places(f"{info.run}/{info.step}/"):
-        return Joined(info, b"")
+        return JointCheckpoint(info, b"")
     with open_directory(context, info) as directory:
         manifest = files.read_file(directory.manifest_file, most_bytes=MANIFEST_MAX_BYTES, dir_fd=directory.lock.fd)
-    return Joined(info, manifest)
+    return JointCheckpoint(info, manifest)
 
 
-class _ToRemote(WorkWatch):
+class _RemotePublication(WorkWatch):
     """Publishes the checkpoint on the remote immediately before its rename in the store."""
 
     def __init__(self, context: Context, work: RankWork, remote: Remote) -> None:
         super().__init__(work)
-        self.pushed: Joined | None = None  # what exists there; None: nothing
+        self.pushed: JointCheckpoint | None = None  # what exists there; None: nothing
         self.unknown: UnknownOutcome | None = None  # why it is not known whether it exists
         self._context, self._remote = context, remote
 
@@ -142,10 +138,10 @@ class _ToRemote(WorkWatch):
             self.unknown = error
             # Of another class: what this store holds is known, so it stays writable.
             raise RemoteUnavailable(error.message, hint=error.hint) from error
-        self.pushed = Joined(CheckpointInfo.of(manifest, manifest_id), data)
+        self.pushed = JointCheckpoint(CheckpointInfo.of(manifest, manifest_id), data)
 
 
-def adopt(context: Context, joined: Joined, staging: Staging | None) -> CheckpointInfo:
+def adopt(context: Context, joined: JointCheckpoint, staging: Staging | None) -> CheckpointInfo:
     """List a checkpoint of all nodes in this node's store, with the blobs that this rank staged."""
     # Without `staging`, as where another process staged it: what the store has under the digests of its blobs.
     if not joined.manifest:
@@ -159,7 +155,7 @@ def adopt(context: Context, joined: Joined, staging: Staging | None) -> Checkpoi
         return replace(info, warnings=(*info.warnings, warning))
 
 
-def _adopt(context: Context, joined: Joined, staging: Staging | None) -> CheckpointInfo:
+def _adopt(context: Context, joined: JointCheckpoint, staging: Staging | None) -> CheckpointInfo:
     layout, info = context.layout, joined.info
     manifest, manifest_id = parse_manifest(joined.manifest, where=info.name, hash_prefix=layout.hash_prefix)
     new = False
@@ -204,9 +200,9 @@ def _give_claimed(context: Context, info: CheckpointInfo, manifest: Manifest) ->
         reclaim.discard(context, claimed)
 
 
-def list_from_mirror(context: Context, ref: AnyRef) -> None:
+def list_there(context: Context, ref: AnyRef) -> None:
     """List the checkpoint that a ref names at the mirror: another node saved it, or this store lost its list."""
-    name = mirror_of(context)
+    name = setting_or_none(context.layout, MIRROR)
     if name is None:
         return
     try:

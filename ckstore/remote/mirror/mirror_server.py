@@ -17,8 +17,8 @@ from ckstore.ops.api_calls import describe_error
 from ckstore.ops.context import Context
 from ckstore.ops.events import journal_stamp
 from ckstore.ops.mirror_record import note_problem
+from ckstore.remote.mirror.mirror_process import has_successor, lock_mirror
 from ckstore.remote.mirror.mirror_step import Mirror
-from ckstore.saver.mirror import has_successor, lock_mirror
 from ckstore.saver.server.ending import Ending
 from ckstore.saver.server.helper_begin import begin
 from ckstore.saver.server.status_page import StatusPage

@@ -19,7 +19,7 @@ from ckstore.ops.refs.listing import current_or_named
 from ckstore.saver.client.savers import savers_seen, started_at, status_at
 from ckstore.saver.helper_start import start_beside
 
-ENTRY = "ckstore.saver.server.mirror"
+ENTRY = "ckstore.remote.mirror.mirror_server"
 Why = Literal["opened", "saved", "said"]
 # A start takes half a second of a processor: after one that failed the next waits so long, then twice as long.
 _START_S, _LONGEST_S = 5.0, 300.0
