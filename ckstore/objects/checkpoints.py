@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, Self
@@ -15,13 +15,14 @@ from ckstore.fs import dirfd_stat, files, locks
 from ckstore.fs.open_dir import OpenDir
 from ckstore.fs.store_path import AnyPath, StorePath
 from ckstore.model.manifest.info import Published, Stamp
-from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES, BlobRecord, Manifest
+from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES, BlobRecord, Extent, Manifest
 from ckstore.model.manifest.parse import parse_manifest
+from ckstore.model.manifest.stored import OldPiece
 from ckstore.model.names import CheckpointKey
 from ckstore.objects import blobs
 from ckstore.objects.layout import BLOBS, ELSEWHERE, MANIFEST, PLAIN, Layout
-from ckstore.objects.remote.remote_only import may_lack, remove_remote_only, touch
-from ckstore.objects.remote.remote_pieces import Fetch
+from ckstore.objects.remote.remote_only import holders_at, may_lack, remove_remote_only, touch
+from ckstore.objects.remote.remote_pieces import Fetch, RemotePieces
 
 
 class Rescued(NamedTuple):
@@ -31,12 +32,31 @@ class Rescued(NamedTuple):
     problem: str  # why the file was not repaired; empty if it was
 
 
+UNREADABLE = (DamagedBlob, RemoteError)
+Unreadable = DamagedBlob | RemoteError
+"""The errors of reads that other copies of the bytes may repair."""
+
+
 class Rescue(Protocol):
     """Repairs the file that an error is about, or returns the bytes of the blob. See `ckstore.ops.context.Rescuer`."""
 
     def __call__(  # noqa: D102 - as above
-        self, error: DamagedBlob | RemoteError, blob: BlobRecord, *, first: bool
+        self, error: Unreadable, blob: BlobRecord, *, first: bool
     ) -> memoryview | None: ...
+
+
+class AbsentPieces(Protocol):
+    """Reads pieces of blobs that a directory lacks, from a place that has them. For one thread."""
+
+    received_bytes: int  # so many came from there
+
+    def expect(self, extents: Sequence[Extent]) -> None:
+        """Announce the next reads from one blob, in the order of their offsets."""
+
+    def read_right(
+        self, extent: Extent, old: OldPiece | None, out: memoryview, what: str, before_each: Callable[[], None]
+    ) -> None:
+        """Fill memory with a piece, from the old piece in it if there is one, and compare it with its digest."""
 
 
 OfStep = Callable[[str, int], Iterable[CheckpointKey]]
@@ -104,6 +124,11 @@ def lacks_blobs(layout: Layout, key: CheckpointKey) -> bool:
 def may_lack_blobs(path: StorePath) -> bool:
     """Whether the directory of a checkpoint has a record of remotes, so that blobs may be there instead."""
     return dirfd_stat.exists(path / ELSEWHERE)
+
+
+def holder_names_at(path: StorePath) -> tuple[str, ...]:
+    """Return the names of the places that have the blobs which a directory of a checkpoint lacks."""
+    return tuple(holder.name for holder in holders_at(path))
 
 
 def end_restore(lock: locks.DirectoryLock, manifest: Manifest) -> bool:
@@ -358,6 +383,19 @@ class CheckpointDirectory:
             os.close(fd)
             raise self._absent(blob, status, what)
         return fd
+
+    def open_local(self, blob: BlobRecord, what: str) -> int | None:
+        """As `open_blob`, but return None for a blob that can be fetched instead."""
+        try:
+            return self.open_blob(blob, what)
+        except BytesElsewhere:
+            if self.fetch is None:
+                raise
+            return None
+
+    def absent_pieces(self) -> AbsentPieces:
+        """Return a reader of the pieces of blobs that it lacks."""
+        return RemotePieces(self.manifest, self.fetch)
 
     def _opened(self, digest: str) -> tuple[int, os.stat_result]:
         return files.open_with_status(self.blobs.inside / digest)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +31,11 @@ SMALL_FILES = (ANNOTATIONS, MARK, ELSEWHERE, PLAIN)
 # A sweep of hyperparameters can have thousands of runs, and the usual limit is 1,024 descriptors.
 _RUNS_OPEN = 32
 """Number of directories of runs that are open at once while many are searched."""
+
+
+def lists_holders(small_files: Collection[str]) -> bool:
+    """Whether the small files of a checkpoint include the list of the places that have the blobs it lacks."""
+    return ELSEWHERE in small_files
 
 
 class RunStamp(NamedTuple):

@@ -14,19 +14,14 @@ from functools import cached_property
 from typing import Any, NamedTuple, Protocol, Self
 
 from ckstore.codecs.tiles import TILE_BYTES
-from ckstore.errors import BytesElsewhere, DamagedBlob, RemoteError
+from ckstore.errors import DamagedBlob
 from ckstore.fs import files, mapping, reflink
 from ckstore.model.digest import algorithm_of
 from ckstore.model.manifest.manifest import Extent, Manifest
 from ckstore.model.manifest.stored import OldPiece
-from ckstore.model.words import mending_there
-from ckstore.objects.checkpoints import CheckpointDirectory
+from ckstore.objects.checkpoints import UNREADABLE, AbsentPieces, CheckpointDirectory, Unreadable
 from ckstore.objects.encoded import Decoder
-from ckstore.objects.remote.remote_pieces import RemotePieces
 
-_FETCHES = 3
-"""A bit that flips during the transfer is corrected by another read. Bytes that are wrong each time are wrong at the
-remote."""
 _PART_BYTES = 2**20  # hashed while the processor's cache still has it
 
 
@@ -91,8 +86,8 @@ class PieceReader:
         self._repaired: set[str] = set()
 
     @cached_property
-    def _remote(self) -> RemotePieces:
-        return RemotePieces(self._directory.manifest, self._directory.fetch)
+    def _absent(self) -> AbsentPieces:
+        return self._directory.absent_pieces()
 
     def read(self, part: Part) -> None:
         """Read a piece into the memory of a part, and check it. The message about damage names the part's owner.
@@ -102,13 +97,13 @@ class PieceReader:
         while part.extent.blob not in self._rescued:
             try:
                 self._read_here(part)
-            except (DamagedBlob, RemoteError) as error:
+            except UNREADABLE as error:
                 self._rescue(part.extent.blob, error)
             else:
                 return
         self._take(part, self._rescued[part.extent.blob])
 
-    def _rescue(self, index: int, error: DamagedBlob | RemoteError) -> None:
+    def _rescue(self, index: int, error: Unreadable) -> None:
         """Repair the file that an error is about, or read its blob into memory. Otherwise, raise the error."""
         if self._directory.rescue is None:
             raise error
@@ -132,14 +127,14 @@ class PieceReader:
             part.out.take(found)
 
     def _read_here(self, part: Part) -> None:
-        extent, out, what, _ = part
+        extent, out, what, old = part
         is_decoded = not has_file(self._directory, extent)
         fd = -1 if is_decoded else self._descriptor(extent, what)
         if fd is None:
             memory = out if isinstance(out, memoryview) else memoryview(bytearray(len(out)))
             try:
-                self._read_elsewhere(part if memory is out else part._replace(old=None), memory)
-            except BytesElsewhere:
+                self._absent.read_right(extent, old if memory is out else None, memory, what, self._begin_part)
+            except UNREADABLE:
                 # A pull may have restored the blob, and then removed the record of the remotes.
                 del self._open[extent.blob]
                 fd = self._descriptor(extent, what)
@@ -157,8 +152,7 @@ class PieceReader:
             # Read and hashed part by part, not in two passes over the whole (docs/adr/0006).
             at = 0
             for some in _windows(out):
-                if self._before_each is not None:
-                    self._before_each()
+                self._begin_part()
                 if is_decoded:
                     self._decode(blob, extent.offset + at, some, what)
                 else:
@@ -175,7 +169,7 @@ class PieceReader:
     @property
     def received_bytes(self) -> int:
         """Number of bytes received from remotes so far."""
-        return self._remote.received_bytes
+        return self._absent.received_bytes
 
     def share(self, part: Part, target: int, target_offset: int) -> bool | None:
         """Share the blocks of a piece with a file (reflink), unchecked. Return False if the two files cannot share."""
@@ -217,7 +211,7 @@ class PieceReader:
         except DamagedBlob:  # reading it says so, or has it repaired
             return
         if fd is None:
-            self._remote.expect([part.extent for part in parts])
+            self._absent.expect([part.extent for part in parts])
             return
         start = parts[0].extent.offset
         stop = max(part.extent.offset + part.extent.length for part in parts)
@@ -242,29 +236,9 @@ class PieceReader:
             self._decoder = Decoder(self._directory)
         self._decoder.read(blob, start, out, what)
 
-    def _read_elsewhere(self, part: Part, out: memoryview) -> None:
-        """Download a piece from a remote. It is always compared, because nothing else checks the transfer."""
-        found, old = "", part.old
-        for attempt in range(_FETCHES):
-            if self._before_each is not None:
-                self._before_each()
-            # Once: what came of it, if it is not the piece, is no base of anything.
-            if old is None or not self._remote.advance(part.extent, old, out):
-                self._remote.read(part.extent, out, again=attempt > 0)
-            old = None
-            found = algorithm_of(part.extent.piece).digest(out)
-            if found == part.extent.piece:
-                return
-        blob = self._directory.manifest.blobs[part.extent.blob].digest
-        # Not damage of this checkpoint: its directory gets no mark.
-        msg = (
-            f"{part.what} of {self._directory.manifest.name} was fetched {_FETCHES} times with bytes of another digest"
-        )
-        raise RemoteError(
-            f"{msg}: blob {blob} is damaged on the remote",
-            hint=f"{mending_there()}; a store repairs it with store.verify(repair=True)",
-            command_hint=f"{mending_there()}; a store repairs it with ckstore verify --repair",
-        )
+    def _begin_part(self) -> None:
+        if self._before_each is not None:
+            self._before_each()
 
     def _descriptor(self, extent: Extent, what: str) -> int | None:
         """Return the descriptor of a piece's blob, or None if the blob is remote-only."""
@@ -275,15 +249,8 @@ class PieceReader:
         # Closed before the next is opened: a trainer may be at its limit of descriptors.
         while len(self._open) >= self._open_most:
             _close(self._open.popitem(last=False)[1])
-        try:
-            fd = self._directory.open_blob(self._directory.manifest.blobs[extent.blob], what)
-        except BytesElsewhere:
-            if self._directory.fetch is None:
-                raise
-            self._open[extent.blob] = None
-        else:
-            self._open[extent.blob] = fd
-        return self._open[extent.blob]
+        fd = self._open[extent.blob] = self._directory.open_local(self._directory.manifest.blobs[extent.blob], what)
+        return fd
 
     def __enter__(self) -> Self:
         return self
@@ -395,7 +362,7 @@ class PieceMaps:
             return None
         try:
             return self._map(extents, what)
-        except (BytesElsewhere, DamagedBlob):  # it is read into memory instead, fetched or repaired; else that says why
+        except UNREADABLE:  # it is read into memory instead, fetched or repaired; else that says why
             return None
 
     def _map(self, extents: Sequence[Extent], what: str) -> memoryview | None:

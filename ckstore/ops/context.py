@@ -13,11 +13,11 @@ from ckstore.errors import CkstoreError, ReadOnlyStore, SaveFailed, StoreNotFoun
 from ckstore.fs import dirfd_stat
 from ckstore.model.digest import Algorithm, algorithm_named
 from ckstore.model.lazy_property import LazyProperty
-from ckstore.model.manifest.info import CheckpointInfo, Stamp
+from ckstore.model.manifest.info import CheckpointInfo, Stamp, as_stored
 from ckstore.model.names import CheckpointKey
 from ckstore.objects.documents.annotations import read_annotations
 from ckstore.objects.host_view import HostView
-from ckstore.objects.layout import ANNOTATIONS, BLOBS, ELSEWHERE, MARK, PLAIN
+from ckstore.objects.layout import ANNOTATIONS, BLOBS, MARK, PLAIN, lists_holders
 from ckstore.ops.api_calls import places_of
 from ckstore.ops.call_threads import DEFAULT_THREADS
 from ckstore.ops.config_file import FAILED_SAVES_MOST, ON_FAILED_SAVE, THREADS, Setting, read_config, setting_of
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ckstore.catalog.answers import PieceLocation
-    from ckstore.errors import DamagedBlob, RemoteError
     from ckstore.model.manifest.info import SaveCounters
     from ckstore.model.manifest.lineage import CountedPieces, Lineage
     from ckstore.model.manifest.manifest import BlobRecord, Manifest
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
     from ckstore.model.settings.retention_plan import RetentionPlan
     from ckstore.model.settings.settings import StoreSettings
     from ckstore.model.training_identity import Parent
-    from ckstore.objects.checkpoints import CheckpointDirectory
+    from ckstore.objects.checkpoints import CheckpointDirectory, Unreadable
     from ckstore.objects.host_view import HostView
     from ckstore.objects.layout import Layout, RunStamp
     from ckstore.objects.publish import Rule
@@ -82,7 +81,7 @@ class Rescuer(Protocol):
     """Repairs data that loads of one open store find damaged or missing; for several threads."""
 
     def blob(
-        self, directory: CheckpointDirectory, error: DamagedBlob | RemoteError, blob: BlobRecord, *, first: bool
+        self, directory: CheckpointDirectory, error: Unreadable, blob: BlobRecord, *, first: bool
     ) -> memoryview | None:
         """Repair the file that an error is about. Return None if that worked, otherwise the bytes of the blob."""
 
@@ -458,9 +457,8 @@ def tags_by_checkpoint(layout: Layout) -> dict[CheckpointKey, tuple[str, ...]]:
 
 def with_small_files(context: Context, info: CheckpointInfo, there: Collection[str]) -> CheckpointInfo:
     """Return `info` with the facts that were added after the save; `there` has the `SMALL_FILES` that exist."""
-    found = MARK in there, ELSEWHERE in there and _lacks_blobs(context, info.key), PLAIN in there
-    if (info.damaged, info.elsewhere, info.compacted) != found:
-        info = replace(info, damaged=found[0], elsewhere=found[1], compacted=found[2])
+    lacks_blobs = lists_holders(there) and _lacks_blobs(context, info.key)
+    info = as_stored(info, damaged=MARK in there, lacks_blobs=lacks_blobs, compacted=PLAIN in there)
     if ANNOTATIONS in there:
         return annotated(context, info)
     if context.notices.problems:  # a problem with annotations is over when they are removed

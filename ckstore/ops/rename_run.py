@@ -23,12 +23,11 @@ from ckstore.model.names import CheckpointKey, check_own_run, check_run
 from ckstore.model.reports.event import RENAMED
 from ckstore.model.words import counted, some_of
 from ckstore.objects import publish, trash
-from ckstore.objects.checkpoints import CheckpointDirectory, key_with_id, look, published_of_step
+from ckstore.objects.checkpoints import CheckpointDirectory, holder_names_at, key_with_id, look, published_of_step
 from ckstore.objects.documents.annotations import add_annotations, read_annotations
 from ckstore.objects.documents.pins import read_pins, write_pin
 from ckstore.objects.generations import take_annotations
 from ckstore.objects.layout import ELSEWHERE, PLAIN
-from ckstore.objects.remote.remote_only import holder_names_at
 from ckstore.objects.staging import Staging
 from ckstore.ops import config_file, events
 from ckstore.ops.config_file import policy_of, setting_of

@@ -12,8 +12,8 @@ from ckstore.fs import dirfd_stat
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.manifest import BlobRecord
 from ckstore.model.remote.transfer import TransferPlan
+from ckstore.objects.checkpoints import holder_names_at
 from ckstore.objects.layout import BLOBS
-from ckstore.objects.remote.remote_only import holder_names_at
 from ckstore.ops.config_file import PUSH_DELTAS, setting_of
 from ckstore.ops.context import Context
 from ckstore.ops.failures import failure_of, joined

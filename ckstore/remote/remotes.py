@@ -16,7 +16,7 @@ from ckstore.model.remote.transfer import StoreClaims, TransferReport
 from ckstore.model.reports.progress import Progress
 from ckstore.model.times import duration_s, text_of_time
 from ckstore.model.words import counted
-from ckstore.objects.remote.remote_only import holder_names_at
+from ckstore.objects.checkpoints import holder_names_at
 from ckstore.ops import config_file
 from ckstore.ops.api_calls import api_call
 from ckstore.ops.context import Context

@@ -227,6 +227,13 @@ class CheckpointInfo:
         )
 
 
+def as_stored(info: CheckpointInfo, *, damaged: bool, lacks_blobs: bool, compacted: bool) -> CheckpointInfo:
+    """Return `info` with the facts that its directory adds to the manifest."""
+    if (info.damaged, info.elsewhere, info.compacted) == (damaged, lacks_blobs, compacted):
+        return info
+    return replace(info, damaged=damaged, elsewhere=lacks_blobs, compacted=compacted)
+
+
 def is_local(info: CheckpointInfo) -> bool:
     """Whether the directory of a checkpoint has all of its files."""
     return not info.elsewhere

@@ -41,14 +41,11 @@ def holders_at(directory: StorePath) -> tuple[RemoteHolder, ...]:
         return ()
 
 
-def holder_names_at(directory: StorePath) -> tuple[str, ...]:
-    """Return the names of `holders_at`."""
-    return tuple(holder.name for holder in holders_at(directory))
-
-
 def with_remotes(layout: Layout, info: CheckpointInfo) -> CheckpointInfo:
     """Return `info` with the names of the remotes that have the checkpoint's remote data."""
-    return replace(info, remotes=holder_names_at(layout.checkpoint(info.key))) if info.elsewhere else info
+    if not info.elsewhere:
+        return info
+    return replace(info, remotes=tuple(holder.name for holder in holders_at(layout.checkpoint(info.key))))
 
 
 def may_lack(dir_fd: int) -> bool:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ckstore.errors import BytesElsewhere
+from ckstore.errors import BytesElsewhere, RemoteError
+from ckstore.model.digest import algorithm_of
 from ckstore.model.manifest.manifest import Extent, Manifest
 from ckstore.model.manifest.stored import BlobRecord, OldPiece
+from ckstore.model.words import mending_there
 
 Fetch = Callable[[BlobRecord, int, memoryview, OldPiece | None, bool], int | None]
 """Reads a range of a blob at a remote, past the cache if the last argument is True, or makes it from an older piece.
@@ -19,10 +21,13 @@ _RUN_BYTES = 8 * 2**20
 # Between two pieces of a pack lies padding of less than this; more is fetched only where it is next to nothing.
 _GAP_BYTES = 64
 _GAP_SHARE = 64
+_FETCHES = 3
+"""A bit that flips during the transfer is corrected by another read. Bytes that are wrong each time are wrong at the
+remote."""
 
 
 class RemotePieces:
-    """Reads pieces of remote-only blobs, unchecked, in one thread."""
+    """Reads pieces of remote-only blobs, in one thread."""
 
     def __init__(self, manifest: Manifest, fetch: Fetch | None) -> None:
         self.received_bytes = 0  # so many came from remotes
@@ -38,12 +43,35 @@ class RemotePieces:
         self._blob = extents[0].blob
         self._expected = [(extent.offset, extent.offset + extent.length) for extent in extents]
 
+    def read_right(
+        self, extent: Extent, old: OldPiece | None, out: memoryview, what: str, before_each: Callable[[], None]
+    ) -> None:
+        """Fill memory with a piece, from the old piece in it if the remote has a difference between them.
+
+        It is always compared with its digest, because nothing else checks the transfer.
+        """
+        for attempt in range(_FETCHES):
+            before_each()
+            # Once: what came of it, if it is not the piece, is no base of anything.
+            if old is None or not self.advance(extent, old, out):
+                self.read(extent, out, again=attempt > 0)
+            old = None
+            if algorithm_of(extent.piece).digest(out) == extent.piece:
+                return
+        # Not damage of this checkpoint: its directory gets no mark.
+        msg = f"{what} of {self._manifest.name} was fetched {_FETCHES} times with bytes of another digest"
+        raise RemoteError(
+            f"{msg}: blob {self._manifest.blobs[extent.blob].digest} is damaged on the remote",
+            hint=f"{mending_there()}; a store repairs it with store.verify(repair=True)",
+            command_hint=f"{mending_there()}; a store repairs it with ckstore verify --repair",
+        )
+
     def forget(self) -> None:
         """Download the next piece again."""
         self._window = 0, memoryview(b"")
 
     def read(self, extent: Extent, out: memoryview, *, again: bool = False) -> None:
-        """Fill memory with a piece. With `again`, the bytes received before were wrong."""
+        """Fill memory with a piece, unchecked. With `again`, the bytes received before were wrong."""
         start, stop = extent.offset, extent.offset + extent.length
         if extent.blob != self._blob:
             self._blob, self._expected = extent.blob, []

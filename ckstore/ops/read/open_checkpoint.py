@@ -18,7 +18,7 @@ from ckstore.fs.store_path import AnyPath, StorePath
 from ckstore.model.brief import BriefList, brief
 from ckstore.model.manifest.committed_files import FileSummary, summaries
 from ckstore.model.manifest.health import Health
-from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.model.manifest.info import CheckpointInfo, is_local
 from ckstore.model.manifest.leaf_records import itemsize
 from ckstore.model.manifest.manifest import LeafRecord
 from ckstore.model.manifest.nodes import join
@@ -263,7 +263,7 @@ class OpenCheckpoint:
         """
         if self._closed:
             raise BadInput(f"{self.info.name} was closed", hint="pickle it inside its with block")
-        if self.info.elsewhere and self._store is not None:  # its directory does not suffice to download the data
+        if not is_local(self.info) and self._store is not None:  # its directory does not suffice to download the data
             return _open_in_store, (self._store, self.info, self._max_bytes)
         where = self._directory.path
         top, parts = (where.top, where.parts) if isinstance(where, StorePath) else (str(where), ())

@@ -16,9 +16,8 @@ from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES, Manifest
 from ckstore.model.names import CheckpointKey, spellings
 from ckstore.model.reports.usage import Use, UseKind
 from ckstore.model.sizes import MEDIUM_BELOW_BYTES
-from ckstore.objects.checkpoints import look
-from ckstore.objects.layout import BLOBS, ELSEWHERE, MANIFEST, PLAIN
-from ckstore.objects.remote.remote_only import holder_names_at
+from ckstore.objects.checkpoints import holder_names_at, look, may_lack_blobs
+from ckstore.objects.layout import BLOBS, MANIFEST, PLAIN
 from ckstore.ops.context import Context
 from ckstore.ops.index.reconcile import stamps
 from ckstore.ops.refs.listing import infos
@@ -47,10 +46,10 @@ def why(context: Context, digest: str) -> list[Use]:
             order = (manifest[0].sequence, manifest[0].created, manifest[1], key.generation)
             folder = context.layout.checkpoint(key)
             is_local = any(dirfd_stat.exists(folder / BLOBS / digest) for digest in names_by_digest)
-            remotes = () if is_local else holder_names_at(folder)
+            holders = () if is_local else holder_names_at(folder)
             kept = _kept(manifest[0], kinds)
             use = Use(
-                key.run, key.step, tuple(names), remotes, *kept, id=manifest[1], superseded=manifest[1] in superseded
+                key.run, key.step, tuple(names), holders, *kept, id=manifest[1], superseded=manifest[1] in superseded
             )
             # Of one checkpoint the latest form; the next gc drops a former one.
             found[manifest[1]] = max(found.get(manifest[1], (order, use)), (order, use), key=itemgetter(0))
@@ -103,7 +102,8 @@ def _places(context: Context, digest: str) -> list[CheckpointKey]:
         place
         for place in _published(context)
         if dirfd_stat.find(context.layout.checkpoint(place) / BLOBS / digest) is not None
-        or any(dirfd_stat.exists(context.layout.checkpoint(place) / name) for name in (ELSEWHERE, PLAIN))
+        or may_lack_blobs(context.layout.checkpoint(place))
+        or dirfd_stat.exists(context.layout.checkpoint(place) / PLAIN)
     ]
 
 

@@ -18,10 +18,10 @@ from ckstore.errors import BadInput
 from ckstore.model.names import CheckpointKey
 from ckstore.model.reports.verify_report import Away, Damage, Mode, StoreFinding, VerifyReport
 from ckstore.model.times import text_of_time
+from ckstore.objects.checkpoints import holder_names_at
 from ckstore.objects.documents.verify_times import read_checked, remember_checked
 from ckstore.objects.last_links import blobs_in
 from ckstore.objects.layout import BLOBS
-from ckstore.objects.remote.remote_only import holder_names_at
 from ckstore.ops.check.verifier import Unit, Verifier, VerifyOrder
 from ckstore.ops.pace import RateLimiter, ReadBudget
 from ckstore.ops.refs.find import AnyRef, find

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ckstore.errors import CkstoreError, InsufficientSpace, NoSuchRef, NoSuchRemote, RemoteUnavailable
 from ckstore.model.digest import short_id
 from ckstore.model.times import time_of_text
-from ckstore.objects.remote.remote_only import holder_names_at
+from ckstore.objects.checkpoints import holder_names_at
 from ckstore.ops.config_file import KEEP_LOCAL, policy_of, setting_of
 from ckstore.ops.events import note
 from ckstore.ops.failures import joined
