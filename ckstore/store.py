@@ -1876,9 +1876,10 @@ class Store:
             CkstoreError: A background save failed, and its `result` was not read. Nothing was changed.
         """
         from ckstore.ops.rename_run import rename_run
+        from ckstore.remote.mirror import run_copies
 
         self.background._settle(old)  # noqa: SLF001 - its own
-        return rename_run(self._context, old, new)
+        return rename_run(self._context, old, new, run_copies)
 
     @api_call_in_memory
     def savers(self) -> tuple[SaverStatus, ...]:

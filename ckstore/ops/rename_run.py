@@ -12,31 +12,28 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
-from ckstore.errors import BadInput, BytesElsewhere, DamagedBlob, InUse, NoSuchRef, Protected, StepExists
-from ckstore.fs import dirfd_stat, files, links, locks
+from ckstore.errors import BadInput, DamagedBlob, InUse, NoSuchRef, Protected, StepExists
+from ckstore.fs import files, links, locks
 from ckstore.model.checkpoint.annotations import Annotations
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.manifest import render
 from ckstore.model.names import CheckpointKey, check_own_run, check_run
 from ckstore.model.reports.event import RENAMED
-from ckstore.model.words import counted, some_of
+from ckstore.model.words import some_of
 from ckstore.objects import publish, trash
-from ckstore.objects.checkpoints import CheckpointDirectory, holder_names_at, key_with_id, look, published_of_step
+from ckstore.objects.checkpoints import CheckpointDirectory, key_with_id, look, published_of_step
 from ckstore.objects.documents.annotations import add_annotations, read_annotations
 from ckstore.objects.documents.pins import read_pins, write_pin
 from ckstore.objects.generations import take_annotations
-from ckstore.objects.layout import ELSEWHERE, PLAIN
+from ckstore.objects.layout import PLAIN
 from ckstore.objects.staging import Staging
 from ckstore.ops import config_file, events
-from ckstore.ops.config_file import policy_of, setting_of
 from ckstore.ops.context import Context, info_of, read_info
 from ckstore.ops.free import reclaim
 from ckstore.ops.free.drop import drop, make_kept_durable
 from ckstore.ops.index.reconcile import reconcile_one
-from ckstore.ops.mirror_record import read_mirrored
-from ckstore.ops.mirror_settings import KEEP_REMOTE, MIRROR
 from ckstore.ops.notices import warn
 from ckstore.ops.refs.evaluations import check_not_evaluated
 from ckstore.ops.refs.labels import move_tag
@@ -49,7 +46,17 @@ _T = TypeVar("_T")
 _AGAIN = "rename the run again, which completes the renaming"
 
 
-def rename_run(context: Context, old: str, new: str) -> list[CheckpointInfo]:
+class RunCopies(Protocol):
+    """Copies of checkpoints of a run at other places."""
+
+    def check_local(self, context: Context, infos: Sequence[CheckpointInfo], /) -> None:
+        """Raise unless the store itself has all data of these checkpoints."""
+
+    def left_behind(self, context: Context, infos: Sequence[CheckpointInfo], /) -> str:
+        """Return the places that keep these checkpoints under their names, in words; empty if none does."""
+
+
+def rename_run(context: Context, old: str, new: str, copies: RunCopies) -> list[CheckpointInfo]:
     """Rename a run; see `ckstore.Store.rename_run`."""
     context.check_writable()
     check_run(old)
@@ -59,8 +66,8 @@ def rename_run(context: Context, old: str, new: str) -> list[CheckpointInfo]:
     # While a tag or pin is unreadable, nothing may be dropped: check this before anything is copied.
     check_tags(context.layout)
     read_pins(context.layout)
-    moving = _checked(context, old, new)
-    left = _left_on_mirror(context, moving)
+    moving = _checked(context, old, new, copies)
+    left = copies.left_behind(context, moving)
     with failing_as_save(context, f"renaming {old}"):
         _take_directory(context, new)
     ids: dict[str, str] = {}
@@ -93,7 +100,7 @@ def rename_run(context: Context, old: str, new: str) -> list[CheckpointInfo]:
     return [info for info in infos(context, new, superseded=True) if info.id in taken]  # with their tags
 
 
-def _checked(context: Context, old: str, new: str) -> list[CheckpointInfo]:
+def _checked(context: Context, old: str, new: str, copies: RunCopies) -> list[CheckpointInfo]:
     """Return the checkpoints to rename, the oldest first; raise if one of them cannot be renamed."""
     found = _whole_in(context, old)
     for info in found:
@@ -104,13 +111,7 @@ def _checked(context: Context, old: str, new: str) -> list[CheckpointInfo]:
             raise InUse(f"{info.name} is open for reading", hint="close it in the process that has it open")
         check_not_evaluated(context, info)
     # One with a copy needs no data: it is only dropped.
-    if lacking := [info for info in found if info.elsewhere and _copied(context, info, new) is None]:
-        raise _remote_only(context, lacking)
-    for info in found:  # the claim of an eviction names the run
-        record = context.layout.checkpoint(info.key) / ELSEWHERE
-        if dirfd_stat.exists(record) and _copied(context, info, new) is None:
-            msg = f"an eviction of {info.name} has begun and has not ended"
-            raise BytesElsewhere(msg, hint=f"ckstore evict {info.name} or ckstore pull {info.name} ends it")
+    copies.check_local(context, [info for info in found if _copied(context, info, new) is None])
     _check_free(context, found, new)
     if {old, new} <= config_file.policies_by_run(context.layout).keys():  # one of the rules would be lost
         raise BadInput(
@@ -119,18 +120,6 @@ def _checked(context: Context, old: str, new: str) -> list[CheckpointInfo]:
             command_hint=f"ckstore config retention off --run {new} removes those of {new}",
         )
     return found
-
-
-def _left_on_mirror(context: Context, moving: Sequence[CheckpointInfo]) -> str:
-    """Return what a renaming leaves on the mirror; empty if nothing, or if the mirror has a policy."""
-    mirror = setting_of(context.layout, MIRROR)
-    if mirror is None or policy_of(context.layout, KEEP_REMOTE) is not None:  # the policy removes them
-        return ""
-    ids = read_mirrored(context.layout, mirror).ids
-    there = [
-        info for info in moving if info.id in ids or mirror in holder_names_at(context.layout.checkpoint(info.key))
-    ]
-    return f"the mirror {mirror} keeps {counted(len(there), 'checkpoint')}" if there else ""
 
 
 def _whole_in(context: Context, run: str) -> list[CheckpointInfo]:
@@ -159,16 +148,6 @@ def _whole_in(context: Context, run: str) -> list[CheckpointInfo]:
 
 def _save_under_way(run: str) -> InUse:
     return InUse(f"a save to the run {run} is under way", hint="stop the training, then rename its run")
-
-
-def _remote_only(context: Context, lacking: Sequence[CheckpointInfo]) -> BytesElsewhere:
-    names = [info.name for info in lacking]
-    (remote, *_) = holder_names_at(context.layout.checkpoint(lacking[0].key)) or ("NAME",)
-    return BytesElsewhere(
-        f"data of {some_of(names)} is on a remote only",
-        hint=f"first download it: store.pull(ref, {remote!r}) for each",
-        command_hint=f"first download it: ckstore pull {' '.join(names)} --remote {remote}",
-    )
 
 
 def _damaged(message: str) -> DamagedBlob:
