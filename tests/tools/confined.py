@@ -56,7 +56,7 @@ CAPABILITIES = (
         # only a remote has some blobs.
         ("remote/", "ops/mirror_record.py", "ops/mirror_settings.py", "objects/remote/", "model/remote/"),
         frozenset({"remote", "remotes", "mirror", "mirrored", "elsewhere"}),
-        12,
+        10,
     ),
     Capability(
         "encoded pieces",

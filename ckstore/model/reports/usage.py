@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypedDict
 
 from ckstore.model.brief import brief
-from ckstore.model.manifest.info import shown_name
+from ckstore.model.manifest.info import CheckpointInfo, shown_name
 from ckstore.model.manifest.manifest import Manifest
 from ckstore.model.sizes import size_text
 from ckstore.model.words import counted, in_lines, named, printable, some_of
@@ -130,6 +130,21 @@ class Usage:
 
     def __str__(self) -> str:
         return in_lines(self.checkpoints, summary(self))
+
+
+class SizeFields(TypedDict):
+    """The fields of `Usage` that are sums over its checkpoints."""
+
+    logical_bytes: int
+    elsewhere_bytes: int
+
+
+def sizes_of(infos: Collection[CheckpointInfo]) -> SizeFields:
+    """Return the size of checkpoints, and the part of it in those with bytes that only a remote has."""
+    return {
+        "logical_bytes": sum(info.logical_bytes for info in infos),
+        "elsewhere_bytes": sum(info.logical_bytes for info in infos if info.elsewhere),
+    }
 
 
 def summary(usage: Usage) -> Iterator[str]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import starmap
 from typing import Literal
 
@@ -243,6 +243,11 @@ class VerifyReport:
 
     def __str__(self) -> str:
         return in_lines(starmap(headed, details(self)), summary(self))
+
+
+def with_away(report: VerifyReport, away: Iterable[Away]) -> VerifyReport:
+    """Return a report with the checkpoints whose data is not local, and was not read."""
+    return replace(report, elsewhere=tuple(away))
 
 
 def details(report: VerifyReport) -> Iterator[tuple[str, str]]:

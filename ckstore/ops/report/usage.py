@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import CheckpointKey
-from ckstore.model.reports.usage import CheckpointUsage, RunUsage, Usage, parts_of
+from ckstore.model.reports.usage import CheckpointUsage, RunUsage, Usage, parts_of, sizes_of
 from ckstore.objects.encoded import compacted_bytes
 from ckstore.objects.last_links import blobs_in
 from ckstore.objects.layout import BLOBS
@@ -81,7 +81,7 @@ def usage_of(context: Context, listed: list[CheckpointInfo]) -> Usage:
     return Usage(
         runs=_by_run(checkpoints, sums, packs.packed_bytes(lambda key: key.run)),
         checkpoints=checkpoints,
-        logical_bytes=sum(info.logical_bytes for info in listed),
+        **sizes_of(listed),
         disk_bytes=alone_bytes + shared_bytes + unused_bytes + waiting_bytes,
         alone_bytes=alone_bytes,
         shared_bytes=shared_bytes,
@@ -92,7 +92,6 @@ def usage_of(context: Context, listed: list[CheckpointInfo]) -> Usage:
         encoded_bytes=encoded_bytes,
         cached_bytes=cached_bytes(context.layout),
         bytes_by_user=dict(by_user),
-        elsewhere_bytes=sum(info.logical_bytes for info in listed if info.elsewhere),
     )
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from ckstore.errors import BadInput
 from ckstore.model.names import CheckpointKey
-from ckstore.model.reports.verify_report import Away, Damage, Mode, StoreFinding, VerifyReport
+from ckstore.model.reports.verify_report import Away, Damage, Mode, StoreFinding, VerifyReport, with_away
 from ckstore.model.times import text_of_time
 from ckstore.objects.checkpoints import holder_names_at
 from ckstore.objects.documents.verify_times import read_checked, remember_checked
@@ -148,7 +148,7 @@ class Verification:
         healable = () if options.repair or options.quick or options.budget_s else could_heal(self._context, damage)
         unread, oldest = self._age(checker)
         hurt = {found.key for found in damage if found.affects}
-        return VerifyReport(
+        report = VerifyReport(
             checkpoint_count=len(self._order),
             checked_bytes=checker.checked_bytes,
             decoded_bytes=checker.decoded_bytes,
@@ -167,12 +167,10 @@ class Verification:
             unrepaired=tuple(done.unrepaired),
             quarantined=tuple(done.quarantined),
             healable=healable,
-            elsewhere=tuple(
-                Away(*key.run_step, holder_names_at(self._context.layout.checkpoint(key)), key.directory)
-                for key in self._in_order()
-                if key in checker.away
-            ),
         )
+        away = [key for key in self._in_order() if key in checker.away]
+        holders = {key: holder_names_at(self._context.layout.checkpoint(key)) for key in away}
+        return with_away(report, [Away(*key.run_step, holders[key], key.directory) for key in away])
 
     # ------------------------------------------------------------------------------------- what is read
 
