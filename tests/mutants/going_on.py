@@ -154,6 +154,15 @@ GOING_ON = [
         "assert",
     ),
     Mutant(
+        "a saver has the subscribers that higher floors attached for its trainer",
+        "saver-without-attached",
+        "server.main._open",
+        "        import_module(module).attach(context)\n",
+        "        pass\n",
+        f"{_SUBSCRIBERS}::test_a_saver_has_the_subscribers_of_its_trainer",
+        "assert",
+    ),
+    Mutant(
         "metrics count the returned saves",
         "metrics-counted-before-the-others",
         "subscribers.tell_subscribers",

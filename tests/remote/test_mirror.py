@@ -438,6 +438,16 @@ def test_a_training_on_a_lost_node_continues_bit_for_bit_on_another_node(
     assert SECRET not in "".join(path.read_text() for path in (tmp_path / "b").rglob("*.json*"))
 
 
+@pytest.mark.usefixtures("no_process_left")
+def test_a_saver_starts_the_mirror_of_its_trainer(tmp_path: Path) -> None:
+    with Store.init(tmp_path / "a") as store:
+        store.remotes.add("m", tmp_path / "m")
+        store.config.mirror = "m"
+        store.save_async(state(1), step=1)
+        store.background.wait()
+        wait_for(lambda: not store.mirror_status().behind, "nothing was pushed")  # type: ignore[union-attr]
+
+
 @pytest.mark.whole
 @pytest.mark.usefixtures("no_process_left")
 def test_keep_local_evicts_after_background_saves(tmp_path: Path) -> None:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from ckstore import RetentionPolicy, Store
+from ckstore.model.saver.messages import Open
+from ckstore.ops.context import NO_WATCH
 from ckstore.saver import compactor
+from ckstore.saver.server import main
+from ckstore.saver.server.status_page import Reporter
+from ckstore.store import context_of
 from tests.support.stores import check_store
 
 
@@ -67,6 +72,17 @@ def test_what_a_save_returns_is_what_the_metrics_count(due: Store, tmp_path: Pat
     after = counted(due, tmp_path, "ckstore_save_seconds_total", "finishing")
     assert after - before == pytest.approx(info.counters.finishing_s, rel=1e-3)
     check_store(due.path)
+
+
+def test_a_saver_has_the_subscribers_of_its_trainer(store: Store) -> None:
+    context = context_of(store)
+    opening = Open(str(store.path), context.settings.uuid, None, attached=context.attached)
+
+    opened = main._open(opening, cast("Reporter", NO_WATCH))
+
+    assert [one.name for one in context.subscribers] == ["mirroring", "compaction"]
+    assert [one.name for one in opened.subscribers] == ["mirroring", "compaction"]
+    assert opened.evictor is not None
 
 
 def counted(store: Store, folder: Path, name: str, label: str) -> float:
