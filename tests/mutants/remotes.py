@@ -1125,7 +1125,7 @@ REMOTES = [
     Mutant(
         "the status of a mirror tells since when the credentials are refused",
         "refusal-without-its-time",
-        "saver.server.mirror._tell",
+        "mirror_server._tell",
         "is_refused=isinstance(error, RemoteDenied)",
         "is_refused=False",
         f"{_MIRROR}::test_doctor_warns_while_pushes_are_refused_and_gives_the_start_time",

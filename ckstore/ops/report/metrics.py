@@ -90,9 +90,10 @@ def store_metrics(context: Context, more: MoreMetrics) -> list[Metric]:
         "waiting": used.waiting_bytes,
         "free": free.free_bytes,
     }
+    created_s = {run: time_of_text(info.created).timestamp() for run, info in newest.items()}
     by_run: tuple[tuple[str, str, Callable[[str], float]], ...] = (
         ("run_newest_step", "Step of the newest checkpoint", lambda run: newest[run].step),
-        ("run_newest_timestamp_seconds", "Time of the newest checkpoint", lambda run: _seconds(newest[run].created)),
+        ("run_newest_timestamp_seconds", "Time of the newest checkpoint", lambda run: created_s[run]),
         ("run_damaged", "Checkpoints that are marked as damaged", lambda run: damaged[run]),
     )
     held = (
@@ -107,7 +108,3 @@ def store_metrics(context: Context, more: MoreMetrics) -> list[Metric]:
         gauge(name, about, "run", {one.run: getattr(one, field) for one in used.runs}) for name, about, field in held
     ]
     return metrics + more(context, listed)
-
-
-def _seconds(created: str) -> float:
-    return time_of_text(created).timestamp()
