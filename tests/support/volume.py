@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import subprocess
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -106,20 +107,38 @@ class Volume:
         self.device = self._loop.__enter__()
 
     def restore(self, content: Snapshot, writes: Iterable[tuple[int, bytes]] = ()) -> None:
-        """Set the image, which is not mounted, to a content, with some writes over it."""
+        """Set the image, which is not mounted, to a content, with some writes over it.
+
+        Raises:
+            OSError: For long, a process with another table of mounts had the filesystem mounted.
+        """
 
         def extents() -> Iterator[tuple[int, bytes]]:
             yield from content.extents
             yield from writes
 
-        write_image(self.image, self.size_bytes, extents())
-        fd = os.open(self.device, os.O_RDONLY | os.O_CLOEXEC)
+        fd = self._open_unmounted()
         try:
-            fcntl.ioctl(
-                fd, _BLKFLSBUF, 0
-            )  # a program that looked at the device meanwhile left pages of the old content
+            write_image(self.image, self.size_bytes, extents())
+            # A program that looked at the device meanwhile left pages of the old content.
+            fcntl.ioctl(fd, _BLKFLSBUF, 0)
         finally:
             os.close(fd)
+
+    def _open_unmounted(self) -> int:
+        """Open the device when no process has it mounted.
+
+        A new table of mounts (``unshare --mount`` in another test) has a copy of each mount. As long as it exists, the
+        filesystem lives on, and the next mount of the device shows its old content.
+        """
+        deadline_s = time.monotonic() + COMMAND_TIMEOUT_S
+        while True:
+            try:
+                return os.open(self.device, os.O_RDONLY | os.O_EXCL | os.O_CLOEXEC)
+            except OSError as error:
+                if error.errno != errno.EBUSY or time.monotonic() > deadline_s:
+                    raise
+            time.sleep(0.005)
 
     @contextmanager
     def mounted(self) -> Iterator[Path]:
