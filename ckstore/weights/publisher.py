@@ -131,6 +131,7 @@ class WeightPublisher:
             raise BadInput(msg, hint="publish each run to a directory of its own")
         try:
             if last is not None and find(self._context, self._options.ref).id == last.id:
+                self._open_published(last)  # of a publisher that has just been started
                 return None
             directory = open_directory(self._context, self._options.ref)
         except NoSuchRef:
@@ -200,15 +201,21 @@ class WeightPublisher:
         listed = {one.id: one for one in infos(self._context, self.run, superseded=True)}
         if not _continues(info, last, listed):
             return None, f"the run no longer continues step {last.step}"
-        if self._published is None or self._published.directory.manifest_id != last.id:
-            if last.id not in listed:
-                return None, f"step {last.step} is no longer in the store"
-            try:
-                opened = open_directory(self._context, listed[last.id])
-                self._hold(ModelWeights(opened, self._options.select, self._context.settings.chunk_bytes))
-            except (NoSuchRef, DamagedBlob, InUse) as error:
-                return None, f"step {last.step} cannot be read: {error.message}"
-        return self._published, ""
+        problem = self._open_published(last)
+        return self._published, problem and f"step {last.step} cannot be read: {problem}"
+
+    def _open_published(self, last: VersionRecord) -> str:
+        """Open the checkpoint of the newest version if it is not open. Return the reason if that is impossible."""
+        if self._published is not None and self._published.directory.manifest_id == last.id:
+            return ""
+        self._hold(None)
+        try:
+            # Its step may have another checkpoint by now, and a superseded one is found by its id only.
+            opened = open_directory(self._context, last.id)
+            self._hold(ModelWeights(opened, self._options.select, self._context.settings.chunk_bytes))
+        except (NoSuchRef, DamagedBlob, InUse, BadInput) as error:
+            return error.message
+        return ""
 
     def _hold(self, weights: ModelWeights | None) -> None:
         """Keep the weights of the last version open, so that their checkpoint is not removed before the next one."""

@@ -132,8 +132,7 @@ class VersionDirectory:
     def with_size(self, record: VersionRecord) -> WeightVersion:
         """Return a version with the size of its files."""
         path = self.place(record.version)
-        with os.scandir(path) as entries:
-            nbytes = sum(entry.stat(follow_symlinks=False).st_size for entry in entries)
+        nbytes = sum(one.stat().st_size for one in path.rglob("*") if one.is_file())
         return WeightVersion(
             record.version, record.run, record.step, record.id, record.is_full, record.reason, nbytes, path
         )

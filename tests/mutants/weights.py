@@ -28,11 +28,20 @@ WEIGHTS = [
     Mutant(
         "a difference is computed from the checkpoint of the newest version",
         "base-of-another-version",
-        "WeightPublisher._before",
-        "self._published is None or self._published.directory.manifest_id != last.id",
-        "self._published is None",
+        "WeightPublisher._open_published",
+        "self._published is not None and self._published.directory.manifest_id == last.id",
+        "self._published is not None",
         f"{_ROOM}::test_a_version_that_was_taken_away_is_no_base",
         "assert",
+    ),
+    Mutant(
+        "a restarted publisher opens the published checkpoint",
+        "published-not-opened-at-the-start",
+        "WeightPublisher._publish_newest",
+        "                self._open_published(last)  # of a publisher that has just been started\n",
+        "",
+        f"{_ROOM}::test_a_restarted_publisher_keeps_what_is_published",
+        "is not open",
     ),
     Mutant(
         "a difference is only published between models of the same form",

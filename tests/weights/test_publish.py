@@ -69,6 +69,18 @@ def publish(store: Store, out: Path, base: Path, **options: Any) -> list[WeightV
         return [*publisher]
 
 
+def wait_until_open(store: Store, ref: str) -> None:
+    """Wait until a process has a checkpoint open."""
+    until_s = time.monotonic() + 60
+    while time.monotonic() < until_s:
+        try:
+            store.delete(ref, dry_run=True)
+        except InUse:
+            return
+        time.sleep(0.01)
+    pytest.fail(f"{ref} is not open")
+
+
 def check_equal(engine: WeightEngine, weights: dict[str, torch.Tensor]) -> None:
     """The engine would serve exactly these weights."""
     served = engine.weights()
@@ -164,8 +176,41 @@ def test_retention_keeps_what_the_next_difference_needs(store: Store, tmp_path: 
     store.gc(now=True)
     (version,) = publish(store, out, base)
     assert version.is_full
-    assert version.reason == "step 6 is no longer in the store"
+    assert version.reason.startswith("step 6 cannot be read: ")
     check_store(store.path)
+
+
+def test_a_restarted_publisher_keeps_what_is_published(store: Store, tmp_path: Path, base: Path) -> None:
+    store.config.retention = RetentionPolicy(keep_last=1)
+    weights, out = model(), tmp_path / "out"
+    store.save({"model": weights}, 1, "policy")
+    publish(store, out, base)
+    with store.publish("policy", out, select="model", add=[base], timeout_s=60, poll_s=0.01) as publisher:
+        found: list[WeightVersion] = []
+        thread = threading.Thread(target=lambda: found.append(next(publisher)))
+        thread.start()
+        wait_until_open(store, "policy@1")
+        train(weights, 2)
+        store.save({"model": weights}, 2, "policy")
+        thread.join(60)
+    assert [(version.step, version.is_full) for version in found] == [(2, False)]
+
+
+def test_a_run_at_a_remote_is_published(store: Store, tmp_path: Path, base: Path, engine: WeightEngine) -> None:
+    weights, out = model(), tmp_path / "out"
+    store.remotes.add("nas", str(tmp_path / "nas"))
+    other = Store.init(tmp_path / "other")
+    other.remotes.add("nas", str(tmp_path / "nas"))
+    options: dict[str, Any] = {"select": "model", "add": [base], "timeout_s": 5, "poll_s": 0.01}
+    with other.publish("policy", out, remote="nas", **options) as publisher:
+        for step in range(1, 4):
+            train(weights, step)
+            store.push(store.save({"model": weights}, step, "policy"), "nas")
+            version = next(publisher)
+            assert (version.step, version.is_full) == (step, step == 1)
+            engine.pull(out, version.version)
+            check_equal(engine, weights)
+    check_store(other.path)
 
 
 def test_versions_before_the_kept_full_ones_are_removed_whole(
