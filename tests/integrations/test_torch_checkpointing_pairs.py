@@ -393,7 +393,7 @@ def test_members_of_a_group_load_and_continue_what_another_has_saved() -> None:
         assert one.python(code, store, folder / "out", "", "step-1") == ["", ["step-1"]]
         assert two.python(code, store, folder / "out", "step-1", "step-2") == ["step-1", ["step-1", "step-2"]]
         assert one.python(code, store, folder / "out", "step-2", "step-3")[0] == "step-2"
-        # What only another user may read is no directory that another process is writing.
+        # An unreadable directory of another user does not mean that another process is writing it.
         other = _OTHER + "import json, os\nos.umask(0o077)\nstorage.mkdir(folder / 'tmp_step-4')"
         assert one.python(other, store, folder / "out") is None
         tried = (

@@ -31,14 +31,17 @@ from tests.support.s3_proxy import Fault, Proxy
 from tests.support.s3_server import KEY, SECRET, Habits, Service, s3_service
 
 
-@pytest.fixture(params=["memory", "s3", "directory"])
+@pytest.fixture(params=["memory", "s3", "hub", "directory"])
 def objects(request: pytest.FixtureRequest, memory: Target, tmp_path: Path) -> Objects:
-    """Return objects in memory, those of the service, and those in a directory."""
+    """Return objects in memory, those of the service, as it is and as the Hub's gateway, and those in a directory."""
     if request.param == "memory":
         return ServiceObjects(memory)
     if request.param == "directory":
         return DirectoryObjects(Target("directory", str(tmp_path)))
-    return ServiceObjects(request.getfixturevalue("service").target("run"))
+    service: Service = request.getfixturevalue("service")
+    if request.param == "hub":
+        service.habits = Habits(namespace="org", redirects=True)
+    return ServiceObjects(service.target("run"))
 
 
 def test_written_bytes_are_read_back(objects: Objects) -> None:

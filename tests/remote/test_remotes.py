@@ -45,6 +45,7 @@ def store(tmp_path: Path) -> Store:
         (Habits(ranges=False), Abilities(ranges=False, checks_bodies=True)),
         (Habits(checks=False), Abilities(checks_bodies=False)),
         (Habits(late_s=60), Abilities(lists_writes=False, checks_bodies=True)),
+        (Habits(namespace="org", redirects=True), Abilities(checks_bodies=True)),
     ],
     ids=lambda value: str(value)[7:70] if isinstance(value, Habits) else "",
 )
@@ -52,6 +53,19 @@ def test_a_probe_detects_the_features_of_a_service(habits: Habits, seen: Abiliti
     with s3_service(habits) as service:
         assert probe(service.target("run"))[0] == seen
         assert [key for key in service.objects if "probe" in key] == []
+
+
+def test_the_address_of_a_bucket_of_the_hub() -> None:
+    found = parse_target("hf://buckets/my-org/my-bucket//gpt/")
+    assert found == Target("url", "s3://my-bucket/gpt", "https://s3.hf.co/my-org", "us-east-1")
+    assert parse_target("HF://Buckets/me/bo") == Target("url", "s3://bo", "https://s3.hf.co/me", "us-east-1")
+    for text in ("hf://buckets/me", "hf://buckets/me/", "hf://models/me/b", "hf://me/b", "hf://buckets//b"):
+        with pytest.raises(BadInput, match=r"hf://buckets/NAMESPACE/NAME/PREFIX"):
+            parse_target(text)
+    with pytest.raises(BadInput, match="its own endpoint"):
+        parse_target("hf://buckets/me/b", endpoint="https://s3.example.org")
+    with pytest.raises(BadInput, match="no user, password, query or fragment"):
+        parse_target("hf://buckets/me/b/x?token=1")
 
 
 def test_a_probe_detects_the_features_of_objects_in_memory(memory: Target) -> None:

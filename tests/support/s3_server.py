@@ -17,7 +17,7 @@ from email.utils import format_datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import islice
 from typing import Any, ClassVar
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qs, quote, unquote, urlsplit
 from xml.etree import ElementTree as ET
 from xml.sax.saxutils import escape
 
@@ -27,6 +27,9 @@ KEY, SECRET = "AKIACKSTORETEST", "verysecretverysecretverysecret00"
 BUCKET = "ck-test"
 CREDENTIALS = "/credentials"
 """Path at which a token is exchanged for an access key."""
+_EDGE = "/edge/"
+"""Path to which reads are redirected, at another name of this host."""
+_REFUSED_KEY = re.compile(r"^/|/$|//|\.\./|^\./|\.\.$|\\\\|\0")
 
 
 @dataclass
@@ -47,6 +50,9 @@ class Habits:
         is_full: Every write is answered as that over a quota (Ceph).
         takes_writes: Else those that write are answered so.
         late_s: A listing shows objects only so long after they were written.
+        namespace: Buckets are below this segment of the path (Hugging Face).
+        redirects: A read of an object is answered with the URL of another host, which has only its bytes (Hugging
+            Face). Keys are refused that the Hub refuses.
     """
 
     conditions: str = "kept"
@@ -60,6 +66,8 @@ class Habits:
     is_full: bool = False
     takes_writes: bool = True
     late_s: float = 0.0
+    namespace: str = ""
+    redirects: bool = False
 
 
 class Objects(UserDict[str, tuple[bytes, str, datetime]]):
@@ -97,11 +105,14 @@ class Service:
     requests: Counter[str] = field(default_factory=Counter)
     refused: int = 0
     exchanged: list[str] = field(default_factory=list)  # the tokens that were exchanged
+    followed: int = 0  # reads at the host to which reads are redirected
+    exposed: list[str] = field(default_factory=list)  # headers with credentials that this host got
     mutex: threading.RLock = field(default_factory=threading.RLock)
 
     def target(self, prefix: str = "", port: int = 0) -> Target:
         """Return it as a target, itself or by a proxy on another port."""
-        return Target("url", f"s3://{BUCKET}{'/' if prefix else ''}{prefix}", f"http://127.0.0.1:{port or self.port}")
+        endpoint = f"http://127.0.0.1:{port or self.port}/{self.habits.namespace}".rstrip("/")
+        return Target("url", f"s3://{BUCKET}{'/' if prefix else ''}{prefix}", endpoint)
 
     def bytes_of(self, key: str) -> bytes:
         """Return what an object holds."""
@@ -130,7 +141,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _begin(self) -> tuple[str, dict[str, str], bytes] | None:
         service = self.service
-        parts = urlsplit(self.path)
+        parts = urlsplit(self.path.removeprefix(f"/{service.habits.namespace}" if service.habits.namespace else ""))
         key = unquote(parts.path).removeprefix(f"/{BUCKET}").lstrip("/")
         query = {name: values[0] for name, values in parse_qs(parts.query, keep_blank_values=True).items()}
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
@@ -157,6 +168,9 @@ class _Handler(BaseHTTPRequestHandler):
             return
         key, _, body = begun
         service = self.service
+        if service.habits.redirects and (_REFUSED_KEY.search(key) or any("x-amz-meta" in one for one in self.headers)):
+            self._refuse(400, "InvalidArgument")
+            return
         if not service.habits.takes_writes or service.habits.is_full:
             self._refuse(403, "QuotaExceeded" if service.habits.is_full else "AccessDenied")
             return
@@ -199,16 +213,25 @@ class _Handler(BaseHTTPRequestHandler):
         if self.path == CREDENTIALS:
             self._exchange(self.headers["Authorization"])
             return
+        if self.path.startswith(_EDGE):
+            self._answer_at_edge()
+            return
         begun = self._begin()
         if begun is None:
             return
         key, query, _ = begun
         if not key:
+            if self.service.habits.redirects and query.get("list-type") != "2":
+                self._refuse(501, "NotImplemented")
+                return
             self._list(query)
             return
         found = self.service.objects.get(key)
         if found is None:
             self._refuse(404, "NoSuchKey")
+            return
+        if self.service.habits.redirects and self.command == "GET":
+            self._answer(302, Location=f"http://localhost:{self.service.port}{_EDGE}{quote(key)}?signature=once")
             return
         body, etag, modified = found
         headers: Any = {"ETag": etag, "Last_Modified": format_datetime(modified, usegmt=True)}
@@ -228,6 +251,26 @@ class _Handler(BaseHTTPRequestHandler):
                 self._answer(200, body[start : end + 1], **headers)
         else:
             self._answer(200, body, **headers)
+
+    def _answer_at_edge(self) -> None:
+        """Answer as the other host: only the bytes, without a mark or a time, without asking for credentials."""
+        service = self.service
+        with service.mutex:
+            service.followed += 1
+            service.exposed += [
+                name for name in self.headers if name.lower() in ("authorization", "x-amz-security-token")
+            ]
+        found = service.objects.get(unquote(urlsplit(self.path).path.removeprefix(_EDGE)))
+        if found is None:
+            self._answer(404)
+            return
+        body, asked = found[0], self.headers.get("Range", "")
+        if not asked:
+            self._answer(200, body)
+            return
+        low, high = asked.removeprefix("bytes=").split("-")
+        start, end = int(low), min(int(high or len(body)), len(body) - 1)
+        self._answer(206, body[start : end + 1], Content_Range=f"bytes {start}-{end}/{len(body)}")
 
     def _list(self, query: dict[str, str]) -> None:
         prefix, after = query.get("prefix", ""), max(query.get("start-after", ""), query.get("continuation-token", ""))

@@ -26,6 +26,9 @@ _REGION = re.compile(r"[A-Za-z0-9-]{1,64}\Z")
 _ONE_SLASH = re.compile(rf"({'|'.join(SCHEMES)}):", re.IGNORECASE)  # a directory of that name: ./s3:
 _URL_HOW = "s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX"
 _FILE = "file://"
+_HUB = "hf://buckets/"
+HUB_ENDPOINT = "https://s3.hf.co"
+"""The S3 gateway of Hugging Face. The namespace is a part of the path of the endpoint."""
 _NO_SECRETS = "provide credentials by the environment, a profile or a role: they are never stored"
 
 
@@ -114,6 +117,8 @@ def parse_target(text: str | os.PathLike[str], *, endpoint: str | None = None, r
         if host.lower() not in ("", "localhost") or not slash:
             raise BadInput(f"a directory is file:///PATH, with three slashes, got {text!r}")
         text = slash + unquote(path)
+    if isinstance(text, str) and text.lower().startswith("hf://"):
+        return _hub_target(text, is_other_place=bool(endpoint or region))
     if isinstance(text, str) and "://" in text:
         # A slash at the end, or a double one, would give the same place other keys.
         head, _, rest = text.partition("://")
@@ -125,6 +130,18 @@ def parse_target(text: str | os.PathLike[str], *, endpoint: str | None = None, r
     if isinstance(text, str) and _ONE_SLASH.match(text):
         raise BadInput(f"{text!r} is neither a URL nor a directory", hint=f"write {_URL_HOW}, with two slashes")
     return Target("directory", str(expanded(text).absolute()))
+
+
+def _hub_target(text: str, *, is_other_place: bool) -> Target:
+    """Parse ``hf://buckets/NAMESPACE/NAME/PREFIX``: a bucket of Hugging Face, by its S3 gateway."""
+    if is_other_place:
+        hint = "for another gateway: s3://NAME/PREFIX, and https://HOST/NAMESPACE as the endpoint"
+        raise BadInput("hf:// has its own endpoint and region", hint=hint)
+    namespace, _, rest = text[len(_HUB) :].partition("/") if text.lower().startswith(_HUB) else ("", "", "")
+    name, *folders = [*filter(None, rest.split("/"))] or [""]
+    if _BUCKET.match(namespace) is None or not name:
+        raise BadInput(f"a bucket of Hugging Face is hf://buckets/NAMESPACE/NAME/PREFIX, got {text!r}")
+    return Target("url", f"s3://{'/'.join([name, *folders])}", f"{HUB_ENDPOINT}/{namespace}", "us-east-1")
 
 
 def _check_url(address: str) -> None:
