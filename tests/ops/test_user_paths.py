@@ -48,6 +48,7 @@ TRIED_HERE = {
     "Store.checkout": {"destination"},
     "Store.export": {"destination", "add"},
     "Store.export_safetensors": {"destination"},
+    "Store.publish": {"directory", "add"},
     "Store.verify": {"repair_from"},
     "Store.verify_export": {"export"},
     "open_checkpoint": {"path"},
@@ -65,6 +66,8 @@ COMMANDS_TRIED = {
     "demo directory",
     "export add",
     "export destination",
+    "publish add",
+    "publish directory",
     "import-history folder",
     "init path",
     "metrics output",
@@ -117,6 +120,8 @@ def test_a_store_and_all_that_goes_in_and_out_are_found_in_the_home(home: Path) 
     store.checkout(2, "~/out")
     store.export_safetensors(1, "~/exported", sums=True)
     store.export(1, "~/pretrained", format="pretrained", add=["~/config.json"])
+    with store.publish(None, "~/published", ref="main@1", add=["~/config.json"], timeout_s=0) as versions:
+        assert next(versions).path == home / "published" / "weight_v000001"
     store.verify(repair_from="~/files")
     assert Store.verify_export("~/exported").ok
     store.write_metrics("~/metrics.prom")
@@ -201,6 +206,7 @@ def test_commands_find_their_paths_in_the_home(home: Path, monkeypatch: pytest.M
     run("metrics", "--output=~/store.prom")
     run("clone", "~/store", "~/cloned")
     run("export", "main@1", "~/exported", "--format", "pretrained", "--add", "~/config.json")
+    run("publish", "main", "~/published", "--ref", "main@1", "--add", "~/config.json", "--once")
     shutil.copytree(home / "out", home / "backup")
     for blob in directory_of(Store.open("~/store"), "main@5").glob("blobs/*"):
         flip(blob, 1000)
@@ -209,6 +215,7 @@ def test_commands_find_their_paths_in_the_home(home: Path, monkeypatch: pytest.M
     assert {"report.html", "store.prom", "cloned"} <= set(os.listdir(home))
     assert look(home / "back") == look(home / "out" / "checkpoint-5")
     assert (home / "exported" / "config.json").is_file()
+    assert (home / "published" / "weight_v000001" / "config.json").is_file()
     assert repaired["repaired"]
     demo = Mock(return_value=0)
     monkeypatch.setattr(ckstore_cli.demo.story, "run_demo", demo)
