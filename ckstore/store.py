@@ -1327,7 +1327,7 @@ class Store:
         options = PublishOptions(
             ref=ref,
             select=select,
-            add=tuple(add),
+            add=add,
             difference=difference,
             full_every=full_every,
             full_above=full_above,

@@ -4,6 +4,7 @@ SHARED is a directory that this program and all engines see, BASE the model that
 LOCAL the directory on each engine's disk for its copy of the model. It ends when no step came for a minute.
 """
 
+import itertools
 import json
 import sys
 import urllib.request
@@ -23,7 +24,8 @@ def main(store, run, shared, base, local, *engines):
         Store.open(store) as opened,
         opened.publish(run, shared, select="model", add=[base], timeout_s=60, poll_s=0.5) as versions,
     ):
-        for version in versions:
+        # After a restart, engines may not have the newest version yet.
+        for version in itertools.chain([versions.newest] if versions.newest else [], versions):
             # Engines go on generating while they bring the copies on their disks to the version, and check them.
             for engine in engines:
                 post(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass
@@ -18,6 +18,7 @@ import xxhash
 
 from ckstore.codecs.byte_difference import POSITIONS_MOST_BYTES, LargeDifference, OverwriteFrame, XorFrame
 from ckstore.containers.safetensors_write import INDEX_NAME, TensorToWrite, lay_out
+from ckstore.errors import CkstoreError
 from ckstore.ops.call_threads import Workers
 from ckstore.ops.read.export_files import MARGIN_BYTES, Meter, Work, building
 from ckstore.weights.model_weights import ModelWeights, Weight
@@ -34,6 +35,10 @@ class _ChangedWeight:
     checksum: str
 
 
+class UnreadableBase(Exception):
+    """The weights of the previous version cannot be read."""
+
+
 def write_difference(
     before: ModelWeights,
     after: ModelWeights,
@@ -43,12 +48,13 @@ def write_difference(
     form: DifferenceForm,
     most_bytes: float,
     threads: int,
-) -> None:
-    """Write the version `path` with what turns the weights `before` into `after`.
+) -> int:
+    """Write the version `path` with what turns the weights `before` into `after`. Return the size of its files.
 
     Raises:
         LargeDifference: The differences would have more than `most_bytes`. Nothing was written.
-        DamagedBlob: A checkpoint is damaged.
+        UnreadableBase: The weights `before` cannot be read. Nothing was written.
+        DamagedBlob: The checkpoint of `after` is damaged.
         InsufficientSpace: The filesystem is full. Nothing was left behind.
     """
     # Positions have 32 bits.
@@ -57,15 +63,16 @@ def write_difference(
     with building(after.directory, path, MARGIN_BYTES) as (tree, reader):
         work = Work(after.directory, tree, reader, Meter(0, None), None)
         files: dict[str, str] = {}
-        written_bytes = 0
+        written_bytes = file_bytes = 0
         shard: list[_ChangedWeight] = []
 
         def write_shard() -> None:
+            nonlocal file_bytes
             name = f"model-{len({*files.values()}) + 1:05d}.safetensors"
             tensors = [TensorToWrite(one.name, "U8", (len(one.frame),), len(one.frame)) for one in shard]
             layout = lay_out(tensors, {one.name: one.checksum for one in shard})
             placed = sorted(zip(layout.starts, shard, strict=True), key=lambda pair: pair[0])
-            work.small(name, [layout.head, *(one.frame for _, one in placed)])
+            file_bytes += work.small(name, [layout.head, *(one.frame for _, one in placed)]).nbytes
             files.update((one.name, name) for one in shard)
             shard.clear()
 
@@ -89,9 +96,10 @@ def write_difference(
             },
             "weight_map": files,
         }
-        work.small(INDEX_NAME, [json.dumps(index, indent=2).encode()])
-        work.small(VERSION_NAME, [record.rendered()])
+        file_bytes += work.small(INDEX_NAME, [json.dumps(index, indent=2).encode()]).nbytes
+        file_bytes += work.small(VERSION_NAME, [record.rendered()]).nbytes
         tree.publish()
+    return file_bytes
 
 
 def _changed(
@@ -113,13 +121,21 @@ def _changed(
         workers.stop()
 
 
+def _base_parts(weight: Weight, *, whole: bool) -> Iterator[memoryview]:
+    """Yield the bytes of the previous version. Damage of its checkpoint is recorded there, not at the newer one."""
+    try:
+        yield from weight.parts(whole=whole)
+    except (CkstoreError, OSError) as error:
+        raise UnreadableBase(str(error)) from error
+
+
 def _difference(before: Weight, after: Weight, form: DifferenceForm, most_bytes: float) -> _ChangedWeight | None:
     """Return the difference of one tensor, or None if its bytes are equal."""
     checksum = xxhash.xxh3_128()
     frame = XorFrame(after.tensor.nbytes) if form == "xor" else OverwriteFrame(most_bytes)
     whole = not (before.is_row_major and after.is_row_major)
     start = 0
-    for old, new in zip(before.parts(whole=whole), after.parts(whole=whole), strict=True):
+    for old, new in zip(_base_parts(before, whole=whole), after.parts(whole=whole), strict=True):
         checksum.update(new)
         frame.add(start, old, new)
         start += len(new)

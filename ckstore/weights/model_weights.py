@@ -7,13 +7,16 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Self
 
+import xxhash
+
 from ckstore.containers.safetensors_write import TensorToWrite
+from ckstore.errors import BadInput
 from ckstore.model.manifest.manifest import LeafRecord
 from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.ops.read.export_files import whole_leaf
 from ckstore.ops.read.export_plan import plan_export, strides_of
 from ckstore.ops.read.file_state import state_of
-from ckstore.ops.read.formats.export_pretrained import check_state_dict
+from ckstore.ops.read.formats.export_pretrained import ABOUT, check_state_dict
 from ckstore.ops.read.formats.model_files import PEFT, PRETRAINED, choose
 from ckstore.ops.read.load import Select
 from ckstore.ops.read.regions import RangeReader
@@ -90,7 +93,11 @@ class ModelWeights:
         self.beside = tuple(
             (file.path, tuple(extent.piece for at in file.storages for extent in manifest.storages[at].extents))
             for file in chosen.beside
+            if file.path not in ABOUT
         )
+        if sum(file.path.endswith(".bin") for file in chosen.weights) > 1:
+            msg = f"{manifest.name} has its weights in several .bin files, to which engines cannot apply differences"
+            raise BadInput(msg, hint="save the weights as safetensors")
         for file in chosen.weights:
             if not file.path.endswith(".index.json"):
                 yield (
@@ -100,12 +107,20 @@ class ModelWeights:
                     None,
                 )
 
-    def differs_in_form(self, other: ModelWeights) -> bool:
-        """Whether the names, dtypes or shapes of the tensors, or other files of the model, differ."""
+    @property
+    def content(self) -> str:
+        """Digest of the names and the stored bytes of the weights; equal digests mean equal weights."""
+        stored = sorted((name, weight.stored) for name, weight in self.weights.items())
+        return xxhash.xxh3_128_hexdigest(repr(stored).encode())
+
+    def difference_in_form(self, other: ModelWeights) -> str:
+        """Return what differs besides the bytes of the weights: their forms, or other files of the model."""
         forms: Sequence[dict[str, TensorToWrite]] = [
             {name: weight.tensor for name, weight in one.weights.items()} for one in (self, other)
         ]
-        return forms[0] != forms[1] or self.beside != other.beside
+        if forms[0] != forms[1]:
+            return "the names, dtypes or shapes of the weights changed"
+        return "other files of the model changed" if self.beside != other.beside else ""
 
     def close(self) -> None:
         """Close the checkpoint."""

@@ -10,18 +10,20 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Self, get_args
 
 from ckstore.errors import BadInput, DamagedBlob, InUse, MissingExtra, NoSuchRef
 from ckstore.model.checkpoint.refs import Ref
 from ckstore.model.manifest.info import CheckpointInfo
-from ckstore.model.names import DEFAULT_RUN, check_run
+from ckstore.model.names import DEFAULT_RUN, check_run, expanded
 from ckstore.model.reports.weight_version import WeightVersion
 from ckstore.ops.api_calls import api_call
 from ckstore.ops.context import Context, info_of
+from ckstore.ops.notices import warn
 from ckstore.ops.read.formats.export_pretrained import export_pretrained
+from ckstore.ops.read.formats.model_files import added_files
 from ckstore.ops.read.load import Select
 from ckstore.ops.refs.find import find, open_directory
 from ckstore.ops.refs.latest import in_one_run, newest, run_meant
@@ -29,6 +31,7 @@ from ckstore.ops.refs.listing import infos
 from ckstore.weights.model_weights import ModelWeights
 from ckstore.weights.version_directory import DifferenceForm, VersionDirectory, VersionRecord
 
+_OTHER_WEIGHTS = "another part of the state is selected"
 _LOOK_S = 0.1  # how soon a waiting thread notices `close`
 
 
@@ -38,7 +41,7 @@ class PublishOptions:
 
     ref: str
     select: Select
-    add: tuple[str | os.PathLike[str], ...]
+    add: Sequence[str | os.PathLike[str]]
     difference: DifferenceForm
     full_every: int
     full_above: float
@@ -90,6 +93,14 @@ class WeightPublisher:
         self._published: ModelWeights | None = None  # those of the newest version, if its checkpoint still exists
         self._closed = False
         self._in_use = threading.Lock()
+        newest_one = self.newest
+        self._told = 0 if newest_one is None else newest_one.version  # the caller knows of versions up to this one
+
+    @property
+    def newest(self) -> WeightVersion | None:
+        """The newest version in the directory. After a restart, engines may not know of it yet."""
+        records = self._directory.records()
+        return self._directory.version_of(records[-1]) if records else None
 
     def __iter__(self) -> Self:
         return self
@@ -104,15 +115,20 @@ class WeightPublisher:
             CkstoreError: The checkpoint cannot be published.
         """
         deadline_s = math.inf if self._options.timeout_s is None else time.monotonic() + self._options.timeout_s
-        with self._in_use:
-            while not self._closed:
-                if (version := self._publish_newest()) is not None:
-                    return version
-                again_s = time.monotonic() + self._options.poll_s
-                if again_s > deadline_s:
-                    break
-                self._wait(again_s)
-        self.close()
+        try:
+            with self._in_use:
+                while not self._closed:
+                    if (version := self._publish_newest()) is not None:
+                        self._told = version.version
+                        return version
+                    again_s = time.monotonic() + self._options.poll_s
+                    if again_s > deadline_s:
+                        self._closed = True
+                        break
+                    self._wait(again_s)
+        finally:
+            if self._closed:  # also by another thread
+                self.close()
         raise StopIteration
 
     def _wait(self, until_s: float) -> None:
@@ -131,8 +147,10 @@ class WeightPublisher:
             raise BadInput(msg, hint="publish each run to a directory of its own")
         try:
             if last is not None and find(self._context, self._options.ref).id == last.id:
-                self._open_published(last)  # of a publisher that has just been started
-                return None
+                problem = self._open_published(last)  # of a publisher that has just been started
+                if problem != _OTHER_WEIGHTS:
+                    # One that appeared, although an error kept it from the caller, is returned now.
+                    return self._directory.version_of(last) if last.version > self._told else None
             directory = open_directory(self._context, self._options.ref)
         except NoSuchRef:
             # A ref that names nothing although there are checkpoints is a wrong one.
@@ -140,33 +158,41 @@ class WeightPublisher:
                 return None
             raise
         info = info_of(self._context, directory.manifest, directory.manifest_id)
-        record = VersionRecord(1 if last is None else last.version + 1, info.run, info.step, info.id, False, "")
+        if info.run != self.run:
+            directory.close()
+            msg = f"{self._options.ref} names {info.name}, and the run {self.run} is to be published"
+            raise BadInput(msg, hint="name a checkpoint of this run")
         weights = ModelWeights(directory, self._options.select, self._context.settings.chunk_bytes)
+        number = 1 if last is None else last.version + 1
         try:
-            record = self._write(record, weights, info, records)
+            record = VersionRecord(number, info.run, info.step, info.id, weights.content, False, "")
+            record, nbytes = self._write(record, weights, info, records)
         except BaseException:
             weights.close()
             raise
         self._hold(weights)
-        if record.is_full:
+        try:
             self._directory.prune(self._options.keep_full)
-        return self._directory.with_size(record)
+        except (OSError, InUse) as error:  # the version is there, and the next one tries again
+            warn(f"older versions in {self.path} were not removed: {error}")
+        path = self._directory.place(number)
+        return WeightVersion(number, info.run, info.step, info.id, record.is_full, record.reason, nbytes, path)
 
     def _write(
         self, record: VersionRecord, weights: ModelWeights, info: CheckpointInfo, records: list[VersionRecord]
-    ) -> VersionRecord:
-        """Write a version with the differences from the last one, or with all weights and the reason."""
+    ) -> tuple[VersionRecord, int]:
+        """Write the differences from the last version, or all weights. Return the record and the size of the files."""
         before, reason = self._before(info, records)
-        if before is not None and not reason and weights.differs_in_form(before):
-            reason = "the names, dtypes or shapes of the weights changed"
+        if before is not None and not reason:
+            reason = weights.difference_in_form(before)
         path = self._directory.place(record.version)
         if before is not None and not reason:
             from ckstore.codecs.byte_difference import LargeDifference
-            from ckstore.weights.difference import write_difference
+            from ckstore.weights.difference import UnreadableBase, write_difference
 
             all_bytes = sum(weight.tensor.nbytes for weight in weights.weights.values())
             try:
-                write_difference(
+                nbytes = write_difference(
                     before,
                     weights,
                     path,
@@ -177,10 +203,12 @@ class WeightPublisher:
                 )
             except LargeDifference:
                 reason = f"the differences are larger than {self._options.full_above:g} of them"
+            except UnreadableBase as error:
+                reason = f"step {records[-1].step} cannot be read: {error}"
             else:
-                return record
+                return record, nbytes
         record = replace(record, is_full=True, reason=reason)
-        export_pretrained(
+        report = export_pretrained(
             weights.directory,
             path,
             form="pretrained",
@@ -188,20 +216,25 @@ class WeightPublisher:
             select=self._options.select,
             add=[*self._options.add, self._directory.own_file(record)],
         )
-        return record
+        return record, report.nbytes
 
     def _before(self, info: CheckpointInfo, records: list[VersionRecord]) -> tuple[ModelWeights | None, str]:
         """Return the weights of the last version, or the reason why a difference from them is not written."""
         if not records:
             return None, "the first version"
         last = records[-1]
-        since_full = next((i for i, record in enumerate(reversed(records)) if record.is_full), len(records))
+        since_full = next((i for i, record in enumerate(reversed(records)) if record.is_full), None)
+        # Engines start at the newest one with all weights, and apply each one after it.
+        if since_full is None or records[-1 - since_full].version != last.version - since_full:
+            return None, "an earlier version is missing"
         if since_full + 1 >= self._options.full_every:
             return None, f"every {self._options.full_every} versions"
+        problem = self._open_published(last)
+        if problem == _OTHER_WEIGHTS:
+            return None, problem
         listed = {one.id: one for one in infos(self._context, self.run, superseded=True)}
         if not _continues(info, last, listed):
             return None, f"the run no longer continues step {last.step}"
-        problem = self._open_published(last)
         return self._published, problem and f"step {last.step} cannot be read: {problem}"
 
     def _open_published(self, last: VersionRecord) -> str:
@@ -212,9 +245,13 @@ class WeightPublisher:
         try:
             # Its step may have another checkpoint by now, and a superseded one is found by its id only.
             opened = open_directory(self._context, last.id)
-            self._hold(ModelWeights(opened, self._options.select, self._context.settings.chunk_bytes))
+            weights = ModelWeights(opened, self._options.select, self._context.settings.chunk_bytes)
         except (NoSuchRef, DamagedBlob, InUse, BadInput) as error:
             return error.message
+        if weights.content != last.content:
+            weights.close()
+            return _OTHER_WEIGHTS
+        self._hold(weights)
         return ""
 
     def _hold(self, weights: ModelWeights | None) -> None:
@@ -277,6 +314,8 @@ def publish(
         msg = f"differences of weights need the package {error.name}, which is not installed"
         raise MissingExtra(msg, hint="pip install 'ckstore[torch,compact]'") from error
     del difference
+    added_files(options.add)  # raises now, and not at the next version with all weights
+    options = replace(options, add=[expanded(one).absolute() for one in options.add])
     path = context.layout.outside(destination)
     bring()
     chosen = run_meant(context, run)
@@ -284,4 +323,10 @@ def publish(
         chosen = in_one_run(context, Ref(None, "latest", "latest")).run or next(
             iter(context.layout.runs()), DEFAULT_RUN
         )
-    return WeightPublisher(context, check_run(chosen), VersionDirectory(path), options, bring)
+    check_run(chosen)
+    directory = VersionDirectory(path)
+    try:
+        return WeightPublisher(context, chosen, directory, options, bring)
+    except BaseException:
+        directory.close()
+        raise

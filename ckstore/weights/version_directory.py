@@ -25,8 +25,8 @@ VERSION_NAME = "ckstore-version.json"
 _OWN = ".ckstore"
 _FORMAT = "ckstore-weights"
 _FORMAT_VERSION = 1
-_NUMBERED = re.compile(r"weight_v(\d{6,})")
-_HIDDEN = re.compile(r"\.(weight_v\d{6,})\.ckstore-")
+_NUMBERED = re.compile(r"weight_v([0-9]{6,})")
+_HIDDEN = re.compile(r"\.(weight_v[0-9]{6,})\.ckstore-")
 _RECORD_MOST_BYTES = 2**20
 
 
@@ -38,6 +38,7 @@ class VersionRecord:
     run: str
     step: int
     id: str
+    content: str  # digest of the names and the stored bytes of the weights: a restart may select others
     is_full: bool
     reason: str
 
@@ -50,6 +51,7 @@ class VersionRecord:
             "run": self.run,
             "step": self.step,
             "id": self.id,
+            "content": self.content,
             "full": self.is_full,
             "reason": self.reason,
         }
@@ -71,6 +73,7 @@ class VersionRecord:
             str(about["run"]),
             int(about["step"]),
             str(about["id"]),
+            str(about["content"]),
             about["full"] is True,
             str(about["reason"]),
         )
@@ -119,7 +122,13 @@ class VersionDirectory:
 
         Raises:
             BadInput: Another program wrote one of them.
+            InUse: The directory was removed or replaced, or this is a forked process.
         """
+        if self._lock.fd < 0 or not self._lock.names(self.path / _OWN):
+            raise InUse(
+                f"{self.path} was removed or replaced since publishing began, or this is a forked process",
+                hint="publish again, in one process",
+            )
         return [self._record(version) for version in sorted(self._numbers())]
 
     def own_file(self, record: VersionRecord) -> Path:
@@ -129,8 +138,8 @@ class VersionDirectory:
         files.create_file(path, record.rendered(), mode=0o644)
         return path
 
-    def with_size(self, record: VersionRecord) -> WeightVersion:
-        """Return a version with the size of its files."""
+    def version_of(self, record: VersionRecord) -> WeightVersion:
+        """Return a published version with the size of its files."""
         path = self.place(record.version)
         nbytes = sum(one.stat().st_size for one in path.rglob("*") if one.is_file())
         return WeightVersion(
@@ -157,7 +166,7 @@ class VersionDirectory:
         path = self.place(version) / VERSION_NAME
         try:
             return VersionRecord.parsed(files.read_file(path, most_bytes=_RECORD_MOST_BYTES), version)
-        except (DamagedBlob, OSError, ValueError, KeyError, TypeError) as error:
+        except (DamagedBlob, OSError, OverflowError, ValueError, KeyError, TypeError) as error:
             msg = f"{path.parent} was not published by this version of ckstore ({path.name}: {error})"
             raise BadInput(msg, hint="publish to a directory of its own, or move this version away") from error
 

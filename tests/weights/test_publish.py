@@ -20,9 +20,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from ckstore import BadInput, DamagedBlob, InUse, NoSuchRef, RetentionPolicy, Store
-from ckstore.fs import new_tree
+from ckstore import BadInput, CkstoreError, CkstoreWarning, DamagedBlob, InUse, NoSuchRef, RetentionPolicy, Store
+from ckstore.fs import files, new_tree
+from ckstore.ops.read.formats.export_pretrained import export_pretrained
 from ckstore.provisional import WeightVersion
+from ckstore.weights import publisher as publisher_module
 from tests.support.stores import check_store
 from tests.weights.weight_engine import WeightEngine, WrongWeights, newest_version
 
@@ -454,6 +456,149 @@ def test_a_wrong_copy_or_a_damaged_version_is_noticed_by_the_engine(
         engine.pull(out, 2)
 
 
+def test_another_selection_after_a_restart_is_published_with_all_weights(
+    store: Store, tmp_path: Path, base: Path, engine: WeightEngine
+) -> None:
+    """Also of the same checkpoint: engines have the weights that were selected before."""
+    weights, average, out = model(1), model(2), tmp_path / "out"
+    store.save({"model": weights, "ema": average}, 1, "policy")
+    publish(store, out, base)
+    engine.pull(out, 1)
+    (version,) = publish(store, out, base, select="ema")
+    assert version.reason == "another part of the state is selected"
+    engine.pull(out, 2)
+    check_equal(engine, average)
+    store.save({"model": weights, "ema": average, "more": 1}, 2, "policy")
+    (version,) = publish(store, out, base)
+    assert version.is_full
+    engine.pull(out, 3)
+    check_equal(engine, weights)
+
+
+def test_damage_of_the_published_checkpoint_is_not_that_of_the_newest(
+    store: Store, tmp_path: Path, base: Path, engine: WeightEngine
+) -> None:
+    out = tmp_path / "out"
+    store.save({"model": model(1)}, 1, "policy")
+    with store.publish("policy", out, select="model", add=[base], timeout_s=0) as publisher:
+        next(publisher)
+        for blob in store.path.glob("blobs/*/*"):
+            blob.chmod(0o600)
+            blob.write_bytes(b"x" * blob.stat().st_size)
+        weights = {name: value + 1 for name, value in model(1).items()}
+        store.save({"model": weights}, 2, "policy")
+        version = next(publisher)
+    assert version.reason.startswith("step 1 cannot be read: ")
+    engine.pull(out, 2)
+    check_equal(engine, weights)
+    assert [info.damaged for info in store.checkpoints("policy")] == [True, False]
+
+
+def test_a_version_that_appeared_is_returned_although_an_error_followed(
+    store: Store, tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    store.save({"model": model(1)}, 1, "policy")
+    with store.publish("policy", out, select="model", add=[base], timeout_s=0) as publisher:
+        assert publisher.newest is None
+        with monkeypatch.context() as patch:
+            patch.setattr(files, "sync_name", _refuse)
+            with pytest.raises(CkstoreError, match="may not survive a power cut"):
+                next(publisher)
+        assert next(publisher).version == 1
+        store.save({"model": model(2)}, 2, "policy")
+        with monkeypatch.context() as patch:
+            patch.setattr(type(publisher._directory), "prune", _refuse)
+            with pytest.warns(CkstoreWarning, match="older versions .* were not removed"):
+                assert next(publisher).version == 2
+    with store.publish("policy", out, select="model", add=[base], timeout_s=0) as publisher:
+        assert publisher.newest is not None
+        assert (publisher.newest.version, [*publisher]) == (2, [])
+
+
+def _refuse(*_: object) -> None:
+    raise OSError(16, "Device busy")
+
+
+def test_a_close_by_another_thread_ends_a_publication(
+    store: Store, tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    store.save({"model": model()}, 1, "policy")
+    publisher = store.publish("policy", out, select="model", add=[base])
+    begun, may_end = threading.Event(), threading.Event()
+    export = export_pretrained
+
+    def slowly(*args: Any, **options: Any) -> Any:
+        begun.set()
+        may_end.wait(60)
+        return export(*args, **options)
+
+    monkeypatch.setattr(publisher_module, "export_pretrained", slowly)
+    thread = threading.Thread(target=next, args=(publisher,))
+    thread.start()
+    assert begun.wait(60)
+    publisher.close()
+    may_end.set()
+    thread.join(60)
+    assert publish(store, out, base) == []  # the directory is free again
+
+
+def test_a_directory_that_was_replaced_is_refused(store: Store, tmp_path: Path, base: Path) -> None:
+    out = tmp_path / "out"
+    store.save({"model": model()}, 1, "policy")
+    with store.publish("policy", out, select="model", add=[base], timeout_s=0) as publisher:
+        out.rename(tmp_path / "away")
+        with store.publish("policy", out, select="model", add=[base], timeout_s=0) as other:
+            with pytest.raises(InUse, match="was removed or replaced"):
+                next(publisher)
+            assert next(other).version == 1
+
+
+def test_without_an_earlier_version_all_weights_are_published(
+    store: Store, tmp_path: Path, base: Path, engine: WeightEngine
+) -> None:
+    weights, out = model(), tmp_path / "out"
+    for step in range(1, 6):
+        train(weights, step)
+        store.save({"model": weights}, step, "policy")
+        (version,) = publish(store, out, base)
+        if step in (2, 4):
+            shutil.rmtree(out / f"weight_v{step - 1:06d}")
+        elif step > 1:
+            assert version.reason == "an earlier version is missing"
+    engine.pull(out, 5)
+    check_equal(engine, weights)
+
+
+def test_weights_that_engines_cannot_be_given_are_refused(store: Store, tmp_path: Path, base: Path) -> None:
+    out, folder = tmp_path / "out", tmp_path / "checkpoint"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    for i in (1, 2):
+        torch.save({f"w{i}": torch.ones(3)}, folder / f"pytorch_model-0000{i}-of-00002.bin")
+    store.commit(folder, step=1, run="policy")
+    with pytest.raises(BadInput, match=r"several \.bin files"):
+        publish(store, out, base, select=None, add=[])
+    store.save({"model": model()}, 1, "other")
+    with pytest.raises(BadInput, match="other@1, and the run policy is to be published"):
+        publish(store, out, base, ref="other@1")
+    for add in ("base", base, None, [tmp_path / "missing"]):
+        with pytest.raises(BadInput, match=r"add|cannot be read"):
+            publish(store, out, base, add=add)
+    assert newest_version(out) == 0
+
+
+def test_added_files_are_found_from_another_directory(
+    store: Store, tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    store.save({"model": model()}, 1, "policy")
+    with store.publish("policy", "out", select="model", add=["base"], timeout_s=0) as publisher:
+        monkeypatch.chdir("/")
+        assert next(publisher).path == tmp_path / "out" / "weight_v000001"
+
+
 def test_an_overwrite_can_be_applied_again(store: Store, tmp_path: Path, base: Path, engine: WeightEngine) -> None:
     """An engine that was killed before it noted the version applies it again."""
     weights, out = model(), tmp_path / "out"
@@ -518,6 +663,7 @@ def test_a_version_says_what_it_is(store: Store, tmp_path: Path, base: Path) -> 
         "run": "policy",
         "step": 2,
         "id": ids[2],
+        "content": about["content"],
         "full": False,
         "reason": "",
     }

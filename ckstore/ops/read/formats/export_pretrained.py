@@ -47,7 +47,7 @@ from ckstore.ops.read.storage_read import names_of
 
 _FORMS = {"pretrained": (PRETRAINED, PEFT), "peft": (PEFT, PRETRAINED)}
 _READ_BYTES = 2**20
-_ABOUT = (RECORD_NAME, SUMS_NAME, STATEMENT_NAME)
+ABOUT = (RECORD_NAME, SUMS_NAME, STATEMENT_NAME)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +128,8 @@ def _of_files(
     chosen = choose(directory.manifest, form, other)
     left_out = tuple(f"{path}: not part of the model" for path in chosen.left_out)
     # A committed export: its sums are about the files of that export.
-    left_out += tuple(f"{file.path}: about an earlier export" for file in chosen.beside if file.path in _ABOUT)
-    beside = tuple(file for file in chosen.beside if file.path not in _ABOUT)
+    left_out += tuple(f"{file.path}: about an earlier export" for file in chosen.beside if file.path in ABOUT)
+    beside = tuple(file for file in chosen.beside if file.path not in ABOUT)
     (first, *more) = chosen.weights
     nbytes = _bytes_of(directory, first)
     if more or (first.path.endswith(".safetensors") and (nbytes <= most_bytes or not form.is_cut)):
@@ -183,7 +183,7 @@ def _check_beside(plan: _Plan, form: ModelForm, name: str, *, sums: Sums) -> Non
             raise BadInput(msg, hint="ckstore checkout REF DEST writes the committed files unchanged")
         paths += made
     for one in plan.added:
-        if sums and one.name in _ABOUT:
+        if sums and one.name in ABOUT:
             msg = f"{one.path} cannot be added, since the export writes its own {one.name}"
             raise BadInput(
                 msg,
