@@ -94,7 +94,7 @@ VALUES = [
         "sums of an earlier export that was committed are not exported",
         "old-sums-exported",
         "_of_files",
-        "    beside = tuple(file for file in chosen.beside if file.path not in _ABOUT)\n",
+        "    beside = tuple(file for file in chosen.beside if file.path not in ABOUT)\n",
         "    beside = chosen.beside\n",
         f"{_SUMS}::test_an_export_that_was_committed_gets_sums_of_its_own",
         "FileExistsError",
