@@ -83,9 +83,7 @@ def _publish(store: Store, out: Path) -> object:
     }
     versions: list[Any] = []
     for step in (1, 2):
-        with store.publish(
-            "main", out / "weights", ref=f"main@{step}", add=[out / "config.json"], **names
-        ) as publisher:
+        with store.publish("main", out / "weights", ref=f"main@{step}", **names) as publisher:
             versions += [(version.id, version.is_full, version.reason) for version in publisher]
     return versions, load_file(out / "weights" / "weight_v000001" / "model.safetensors")
 
