@@ -1294,15 +1294,16 @@ class Store:
             directory: Where to publish. It is created if it is missing. Only one process can publish to it.
             format: The layout of the versions.
             ref: Which checkpoint of the run is published, such as ``best:reward``.
-            select: The name of the state dict in the saved state, such as ``model``. If None, the state is one.
+            select: The name of the state dict in the saved state, such as ``model``. If None, the whole state is the
+                state dict.
             add: Files to add to each version with all weights, such as ``config.json`` and the tokenizer, or a
                 directory with them. Weights in it are ignored. A checkpoint of committed files has its own such files.
             difference: The form of differences. An engine can apply ``overwrite`` again after a crash, but not ``xor``.
             full_every: Publish all weights at least once in this number of versions.
             full_above: Publish all weights if the differences are a larger share of them.
             keep_full: Number of versions with all weights to keep. Versions older than these are removed.
-            timeout_s: End if there was nothing to publish for this many seconds. With 0, publish at most one version.
-                If None, continue until closed.
+            timeout_s: End if there was nothing to publish for this many seconds. With 0, do not wait. If None, continue
+                until closed.
             remote: Also publish new checkpoints of this remote, as in `follow`.
             poll_s: Interval of checks for another checkpoint, in seconds. If None, 1, or 5 for a remote.
 
@@ -1312,8 +1313,8 @@ class Store:
                 also raises this if the checkpoint is not the state dict of a model.
             InUse: Another process publishes to the directory.
             NoSuchRef: `ref` names no checkpoint, although the run has some. The iteration raises this.
-            DamagedBlob, InsufficientSpace: The iteration raises these. Nothing is published then, and the next call of
-                ``next`` tries again.
+            DamagedBlob, InsufficientSpace: The iteration raises these. The next call of ``next`` tries again. If the
+                version already appeared, it returns that version.
             MissingExtra: `zstandard` is not installed.
             NoSuchRemote: As in `follow`.
         """

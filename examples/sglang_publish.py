@@ -26,7 +26,7 @@ def main(store, run, shared, base, local, *engines):
     ):
         # After a restart, engines may not have the newest version yet.
         for version in itertools.chain([versions.newest] if versions.newest else [], versions):
-            # Engines go on generating while they bring the copies on their disks to the version, and check them.
+            # Engines continue to generate while they update and check the copies on their disks.
             for engine in engines:
                 post(
                     engine,

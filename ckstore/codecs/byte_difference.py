@@ -48,6 +48,7 @@ class OverwriteFrame:
 
     def __init__(self, most_bytes: float) -> None:
         self._most_bytes = most_bytes
+        self._count = 0
         self._positions: list[Any] = []
         self._values: list[Any] = []
 
@@ -59,14 +60,15 @@ class OverwriteFrame:
             self._values.append(values[found])
             self._positions.append((found + start).astype("<u4"))
             # Before compression, since this much is in memory.
-            if (_POSITION_BYTES + 1) * sum(map(len, self._positions)) > self._most_bytes:
+            self._count += len(found)
+            if (_POSITION_BYTES + 1) * self._count > self._most_bytes:
                 raise LargeDifference
 
     def end(self) -> bytes | None:
         """Return the frame, or None if nothing changed."""
         if not self._positions:
             return None
-        count = np.array([sum(map(len, self._positions))], "<u4")
+        count = np.array([self._count], "<u4")
         arrays = (count, *self._positions, *self._values)
         plain = b"".join(memoryview(one).cast("B") for one in arrays)
         return zstandard.ZstdCompressor(level=_LEVEL).compress(plain)

@@ -153,7 +153,7 @@ class CkstoreStorage(LocalFileSystemStorage):
             if read_args is not None and not read_args.pre_read_full_file:
                 return cast("io.RawIOBase", file)
             data = io.BytesIO(file.read())
-        except BaseException:  # else the checkpoint would stay open
+        except BaseException:  # the open checkpoint could not be removed
             file.close()
             raise
         file.close()
@@ -278,18 +278,15 @@ class CkstoreStorage(LocalFileSystemStorage):
                 if_exists=if_exists,
                 if_run_in_use="error",
             )
+            _remove_committed(source, target)
         except StepExists as error:  # it was saved in another way, or to another path
             hint = f"save to a path with another number, or delete {self._run}@{step} first"
             msg = f"{error.message}; it was not saved to this path, which therefore does not replace it ({hint})"
             raise FileExistsError(errno.EEXIST, msg, str(target)) from error
-        finally:  # another process may remove the directory now, or what is left of it
+        finally:
+            # After the removal, which would also take files that another training begins to write here.
             if (lock := _unfinished.pop(_resolved(source), None)) is not None:
                 lock.release()
-        try:
-            shutil.rmtree(source)
-        except OSError as error:  # what was committed is not taken back
-            msg = f"{target} is committed, but its directory {source} cannot be removed: {error.strerror}"
-            warnings.warn(msg, CkstoreWarning, stacklevel=3)
 
     def _take_unfinished(self, path: Path, make: bool) -> None:
         """Lock the directory of an unfinished checkpoint, and remove the files that an ended process has left in it.
@@ -312,8 +309,9 @@ class CkstoreStorage(LocalFileSystemStorage):
             hint = "two trainings that save to one folder overwrite each other's files: give each a folder and a run"
             raise InUse(msg, hint=hint) from error
         _unfinished[path] = lock
-        for entry in os.scandir(path):
-            shutil.rmtree(entry) if entry.is_dir(follow_symlinks=False) else os.unlink(entry)
+        with os.scandir(path) as entries:
+            for entry in entries:
+                shutil.rmtree(entry) if entry.is_dir(follow_symlinks=False) else os.unlink(entry)
 
     @override
     def ls(self, path: Path) -> list[str]:
@@ -479,6 +477,15 @@ class CkstoreStorage(LocalFileSystemStorage):
         except FileNotFoundError:
             return
         continue_from(context_of(writer), Parent(loaded, self._run, training))
+
+
+def _remove_committed(source: Path, target: Path) -> None:
+    """Remove the directory of a checkpoint that is in the store; a failure is a warning."""
+    try:
+        shutil.rmtree(source)
+    except OSError as error:  # what was committed is not taken back
+        msg = f"{target} is committed, but its directory {source} cannot be removed: {error.strerror}"
+        warnings.warn(msg, CkstoreWarning, stacklevel=4)
 
 
 def _make_way(path: Path) -> None:

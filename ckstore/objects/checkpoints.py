@@ -48,7 +48,7 @@ class Rescue(Protocol):
 class AbsentPieces(Protocol):
     """Reads pieces of blobs that a directory lacks, from a place that has them. For one thread."""
 
-    received_bytes: int  # so many came from there
+    received_bytes: int  # number of bytes received from that place
 
     def expect(self, extents: Sequence[Extent]) -> None:
         """Announce the next reads from one blob, in the order of their offsets."""
@@ -296,7 +296,7 @@ class CheckpointDirectory:
 
     # Called with the directory and the error when a read finds damage; None: no call.
     on_damage: Callable[[CheckpointDirectory, DamagedBlob], None] | None = None
-    fetch: Fetch | None = None  # is None if no remote can be reached
+    fetch: Fetch | None = None  # None if no remote can be reached
     # Called with the error of a damaged or missing blob, the plain blob that was to be read, and whether this reader
     # asks for the first time. None: nothing is repaired by reads.
     rescue: Rescue | None = None

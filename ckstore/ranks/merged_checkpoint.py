@@ -42,7 +42,7 @@ class MergedCheckpoint:
     state_of: Callable[[PartMerger, Sequence[Manifest]], Node]
     # What `torch.distributed.checkpoint` saved; None: each rank saved a state or files of its own.
     entries: tuple[DcpValue, ...] | None = None
-    # Writes the places of the parts that ranks staged in stores of their own. It is None if all are in this store.
+    # Writes the places of the parts that ranks staged in stores of their own. None if all parts are in this store.
     stage_places: Callable[[DirectoryLock], None] | None = None
 
     def publish(

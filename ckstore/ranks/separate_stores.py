@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 class JointCheckpoint:
     """A checkpoint that exists at the common place. Every rank receives this value."""
 
-    info: CheckpointInfo  # it
-    manifest: bytes  # the bytes of its manifest; empty: only one store has it, where it was before
+    info: CheckpointInfo
+    manifest: bytes  # its manifest as stored; empty if only one store has the checkpoint, where it was before
 
 
 class CopiedPart(Protocol):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass
@@ -63,11 +63,11 @@ def write_difference(
     with building(after.directory, path, MARGIN_BYTES) as (tree, reader):
         work = Work(after.directory, tree, reader, Meter(0, None), None)
         files: dict[str, str] = {}
-        written_bytes = file_bytes = 0
+        written_bytes = shard_bytes = file_bytes = 0
         shard: list[_ChangedWeight] = []
 
         def write_shard() -> None:
-            nonlocal file_bytes
+            nonlocal file_bytes, shard_bytes
             name = f"model-{len({*files.values()}) + 1:05d}.safetensors"
             tensors = [TensorToWrite(one.name, "U8", (len(one.frame),), len(one.frame)) for one in shard]
             layout = lay_out(tensors, {one.name: one.checksum for one in shard})
@@ -75,14 +75,16 @@ def write_difference(
             file_bytes += work.small(name, [layout.head, *(one.frame for _, one in placed)]).nbytes
             files.update((one.name, name) for one in shard)
             shard.clear()
+            shard_bytes = 0
 
         with closing(_changed(before, after, form, most_bytes, threads)) as found:
             for one in found:
                 shard.append(one)
                 written_bytes += len(one.frame)
+                shard_bytes += len(one.frame)
                 if written_bytes > most_bytes:
                     raise LargeDifference
-                if sum(len(each.frame) for each in shard) > _SHARD_BYTES:
+                if shard_bytes > _SHARD_BYTES:
                     write_shard()
         if shard:
             write_shard()
@@ -121,7 +123,7 @@ def _changed(
         workers.stop()
 
 
-def _base_parts(weight: Weight, *, whole: bool) -> Iterator[memoryview]:
+def _base_parts(weight: Weight, *, whole: bool) -> Generator[memoryview]:
     """Yield the bytes of the previous version. Damage of its checkpoint is recorded there, not at the newer one."""
     try:
         yield from weight.parts(whole=whole)
@@ -135,9 +137,11 @@ def _difference(before: Weight, after: Weight, form: DifferenceForm, most_bytes:
     frame = XorFrame(after.tensor.nbytes) if form == "xor" else OverwriteFrame(most_bytes)
     whole = not (before.is_row_major and after.is_row_major)
     start = 0
-    for old, new in zip(_base_parts(before, whole=whole), after.parts(whole=whole), strict=True):
-        checksum.update(new)
-        frame.add(start, old, new)
-        start += len(new)
+    # Closed here: an error would keep the generators, and with them the open blobs.
+    with closing(_base_parts(before, whole=whole)) as old_parts, closing(after.parts(whole=whole)) as new_parts:
+        for old, new in zip(old_parts, new_parts, strict=True):
+            checksum.update(new)
+            frame.add(start, old, new)
+            start += len(new)
     data = frame.end()
     return None if data is None else _ChangedWeight(after.tensor.name, data, checksum.hexdigest())

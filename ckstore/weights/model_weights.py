@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Self
 
 import xxhash
 
@@ -37,7 +36,7 @@ class Weight:
         pieces = tuple((extent.piece, extent.length) for extent in record.extents)
         return pieces, record.tiling, self.leaf.offset, self.leaf.shape, strides_of(self.leaf), self.tensor.dtype
 
-    def parts(self, *, whole: bool) -> Iterator[memoryview]:
+    def parts(self, *, whole: bool) -> Generator[memoryview]:
         """Yield its row-major bytes, checked, in parts that depend on its size only, or as one part if `whole`."""
         if not self.tensor.nbytes:
             return
@@ -55,7 +54,7 @@ class Weight:
 
 
 class ModelWeights:
-    """All weights in an open checkpoint, until `close`; a context manager.
+    """All weights in an open checkpoint, until `close`.
 
     Attributes:
         directory: The checkpoint. It cannot be removed while this is open.
@@ -125,9 +124,3 @@ class ModelWeights:
     def close(self) -> None:
         """Close the checkpoint."""
         self._views.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

@@ -118,7 +118,7 @@ class WeightPublisher:
         try:
             with self._in_use:
                 while not self._closed:
-                    if (version := self._publish_newest()) is not None:
+                    if (version := self._publish()) is not None:
                         self._told = version.version
                         return version
                     again_s = time.monotonic() + self._options.poll_s
@@ -137,7 +137,7 @@ class WeightPublisher:
             time.sleep(min(left_s, _LOOK_S))
 
     @api_call
-    def _publish_newest(self) -> WeightVersion | None:
+    def _publish(self) -> WeightVersion | None:
         """Publish the checkpoint that the ref names; None if it is published, or if the run has none yet."""
         self._bring()
         records = self._directory.records()

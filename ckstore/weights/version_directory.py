@@ -12,7 +12,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Literal, Self
 
 from ckstore.errors import BadInput, DamagedBlob, InUse
@@ -52,7 +51,7 @@ class VersionRecord:
             "step": self.step,
             "id": self.id,
             "content": self.content,
-            "full": self.is_full,
+            "is_full": self.is_full,
             "reason": self.reason,
         }
         return (json.dumps(about, indent=2) + "\n").encode("ascii")
@@ -74,13 +73,13 @@ class VersionRecord:
             int(about["step"]),
             str(about["id"]),
             str(about["content"]),
-            about["full"] is True,
+            about["is_full"] is True,
             str(about["reason"]),
         )
 
 
 class VersionDirectory:
-    """A directory of versions, locked by its only publisher until `close`; a context manager."""
+    """A directory of versions, locked by its only publisher until `close`."""
 
     def __init__(self, path: Path) -> None:
         """Create the directory if it is missing, and lock it.
@@ -122,13 +121,14 @@ class VersionDirectory:
 
         Raises:
             BadInput: Another program wrote one of them.
-            InUse: The directory was removed or replaced, or this is a forked process.
+            InUse: The directory was removed or replaced, or this process does not hold its lock.
         """
-        if self._lock.fd < 0 or not self._lock.names(self.path / _OWN):
-            raise InUse(
-                f"{self.path} was removed or replaced since publishing began, or this is a forked process",
-                hint="publish again, in one process",
-            )
+        if self._lock.fd < 0:
+            msg = f"this publisher to {self.path} was closed, or is the copy of a forked process"
+            raise InUse(msg, hint="call publish again in the process that publishes")
+        if not self._lock.names(self.path / _OWN):
+            msg = f"{self.path} was removed or replaced since publishing began"
+            raise InUse(msg, hint="call publish again")
         return [self._record(version) for version in sorted(self._numbers())]
 
     def own_file(self, record: VersionRecord) -> Path:
@@ -146,16 +146,14 @@ class VersionDirectory:
             record.version, record.run, record.step, record.id, record.is_full, record.reason, nbytes, path
         )
 
-    def prune(self, keep_full: int) -> list[int]:
-        """Remove versions older than the newest `keep_full` versions with all weights; return their numbers."""
+    def prune(self, keep_full: int) -> None:
+        """Remove versions older than the newest `keep_full` versions with all weights."""
         full = [record.version for record in self.records() if record.is_full]
         if len(full) <= keep_full:
-            return []
-        old = sorted(version for version in self._numbers() if version < full[-keep_full])
-        # The newest first: each version that is left can still be applied to those before it.
-        for version in reversed(old):
+            return
+        # The newest first: if this process is killed, the versions that remain have no gap.
+        for version in sorted((one for one in self._numbers() if one < full[-keep_full]), reverse=True):
             new_tree.remove_published(self.place(version))
-        return old
 
     def _numbers(self) -> Iterator[int]:
         for one in self.path.iterdir():
@@ -173,11 +171,3 @@ class VersionDirectory:
     def close(self) -> None:
         """Unlock the directory, so that another process can publish to it."""
         self._lock.release()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

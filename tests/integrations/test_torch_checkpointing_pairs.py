@@ -18,6 +18,7 @@ from torch_checkpointing.storage.base_storage import Storage
 
 from ckstore import BytesElsewhere, CkstoreError, CkstoreWarning, DamagedBlob, InUse, RetentionPolicy, RunInUse, Store
 from ckstore.catalog.catalog import Catalog
+from ckstore.fs import locks
 from ckstore.integrations.torch_checkpointing import CkstoreStorageConfig, release_unfinished
 from tests.integrations.storage_cases import manager
 from tests.integrations.test_torch_checkpointing import save
@@ -51,7 +52,7 @@ def save(name, files):
 
 
 class Training:
-    """A folder whose checkpoints are in a store, and what was saved."""
+    """A folder whose checkpoints are in a store, and the saved states."""
 
     def __init__(self, store: Store, folder: Path) -> None:
         self.store, self.folder = store, folder
@@ -302,6 +303,24 @@ def test_two_trainings_cannot_write_one_checkpoint_at_once(training: Training) -
     with pytest.raises(RunInUse, match="two processes train in it"):
         training.save("step-3")
     shutil.rmtree(training.folder / "tmp_step-3")
+
+
+def test_a_directory_is_removed_before_another_training_may_use_it(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the removal would take the files that the other one has begun to write."""
+    remove, locked = shutil.rmtree, []
+
+    def look(path: Path, *args: Any, **options: Any) -> None:
+        if Path(path).name == "tmp_step-1":
+            locked.append(locks.is_locked(path))
+        remove(path, *args, **options)
+
+    monkeypatch.setattr(shutil, "rmtree", look)
+    training.save("step-1")
+    assert locked == [True]
+    assert not (training.folder / "tmp_step-1").exists()
+    training.check("step-1")
 
 
 def test_ranks_of_one_save_share_its_directory(training: Training, monkeypatch: pytest.MonkeyPatch) -> None:

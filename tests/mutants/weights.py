@@ -37,7 +37,7 @@ WEIGHTS = [
     Mutant(
         "a restarted publisher opens the published checkpoint",
         "published-not-opened-at-the-start",
-        "WeightPublisher._publish_newest",
+        "WeightPublisher._publish",
         "problem = self._open_published(last)  # of a publisher that has just been started",
         'problem = ""',
         f"{_ROOM}::test_a_restarted_publisher_keeps_what_is_published",

@@ -149,7 +149,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Any:
         """Facts for an engine."""
 
     class Engine(ABC):
-        """The base class, with what it does itself."""
+        """The base class, with its own methods."""
 
         init_info_cls: type
         update_info_cls: type

@@ -136,7 +136,7 @@ def test_the_newest_version_is_the_newest_checkpoint_after_a_rollback(
     (again,) = publish(store, out, base)
     engine.pull(out, 5)
     check_equal(engine, other)
-    # What it continues is older than the published step 2.
+    # The new step 3 continues step 1, which is older than the published step 2.
     assert (again.step, again.is_full, again.reason) == (3, True, "the run no longer continues step 2")
     check_store(store.path)
 
@@ -664,7 +664,7 @@ def test_a_version_says_what_it_is(store: Store, tmp_path: Path, base: Path) -> 
         "step": 2,
         "id": ids[2],
         "content": about["content"],
-        "full": False,
+        "is_full": False,
         "reason": "",
     }
     assert load_file(out / "weight_v000001" / "model.safetensors").keys() == weights.keys()

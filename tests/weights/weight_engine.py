@@ -41,7 +41,7 @@ class WeightEngine:
         return int(mark.read_text()) if mark.exists() else None
 
     def pull(self, source: Path, target: int) -> None:
-        """Bring the local copy to a version."""
+        """Update the local copy to a version."""
         have = self.version
         full = target
         while full > (have or 0) and _about(source, full) is not None:

@@ -117,7 +117,7 @@ class _RemotePublication(WorkWatch):
 
     def __init__(self, context: Context, work: RankWork, remote: Remote) -> None:
         super().__init__(work)
-        self.pushed: JointCheckpoint | None = None  # what exists there; None: nothing
+        self.pushed: JointCheckpoint | None = None  # the checkpoint on the mirror, if it exists there
         self.unknown: UnknownOutcome | None = None  # why it is not known whether it exists
         self._context, self._remote = context, remote
 

@@ -75,7 +75,7 @@ def publish(frame: Frame, run: str, directory: Path, *, once: bool, **options: A
     DIR gets the directories weight_v000001, weight_v000002 and so on, which
     SGLang's /pull_weights reads. The newest version has the weights of the newest
     checkpoint. A version has only the differences from the previous one, or all
-    weights: the first one, and if the run went back to an earlier step.
+    weights, for example the first one. The printed line says why it has all.
 
     One line is printed for each version, with --json one document.
 
