@@ -82,14 +82,15 @@ system-packages:
 demo: $(DEMO_STAMP) ## Train, kill -9 in the middle of a save, resume, prove that nothing was lost
 	@$(BIN)/ckstore demo
 
-test: $(STAMP) system-packages ## Lint, and beside it every test but the long crash lanes and what only measures (PYTEST_ARGS="-k name")
+test: $(STAMP) system-packages ## Lint, and beside it the tests: of the long ones those that the commit draws (PYTEST_ARGS="-k name")
 	@$(MAKE) --no-print-directory --keep-going -j 2 lint pytest
 
 pytest: $(STAMP)
-	$(BIN)/python -m tests.tools.second_try -p tests.tools.processor -n $(WORKERS) --dist worksteal --durations=15 --junitxml=build/tests.xml -m 'not bench and not remote' $(PYTEST_ARGS)
+	$(BIN)/python -m tests.tools.second_try -p tests.tools.processor -p tests.tools.drawing -n $(WORKERS) --dist worksteal --durations=15 --junitxml=build/tests.xml -m 'not bench and not remote' $(PYTEST_ARGS)
 
-shares: $(STAMP) ## Write which share of the processor each room took in the latest whole `make test` into CONTRIBUTING.md
+shares: $(STAMP) ## Write the processor time of the latest whole `make test` into CONTRIBUTING.md and tests/tools/costs.txt
 	$(BIN)/python -m tests.tools.shares build/tests.xml CONTRIBUTING.md
+	$(BIN)/python -m tests.tools.drawing build/tests.xml
 
 lint: $(STAMP) ## ruff, mypy, the import contracts and the check of prose
 	$(BIN)/ruff check
@@ -108,9 +109,9 @@ docs: $(DOCS_STAMP) ## Build the documentation site into build/docs; a broken li
 	@SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct 2>/dev/null || date +%s) NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet -f docs/site/mkdocs.yml
 	@echo "the first page is build/docs/index.html; the search needs a server: $(BIN)/python -m http.server -d build/docs"
 
-crash: $(STAMP) system-packages ## Every kill point, every failing call, every power cut (long)
+crash: $(STAMP) system-packages ## Every kill point, every failing call, every power cut, every long test (long)
 	@mkdir -p build && rm -f build/crash.jsonl
-	CKSTORE_CRASH=full CKSTORE_CRASH_REPORT=$(CURDIR)/build/crash.jsonl $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "crash or crossed or whole or property" \
+	CKSTORE_CRASH=full CKSTORE_CRASH_REPORT=$(CURDIR)/build/crash.jsonl $(BIN)/python -m pytest -p tests.tools.drawing -n $(WORKERS) --dist worksteal -m "crash or crossed or whole or property or drawn" \
 		--timeout=3600 -o faulthandler_timeout=3600 --durations=15 $(PYTEST_ARGS)
 
 reliability: ## Write what the latest `make crash` covered into the table of docs/reliability.md
