@@ -8,6 +8,7 @@ follows what moves to another module or room.
 from __future__ import annotations
 
 import ast
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -39,12 +40,20 @@ class Definition:
 
 def definitions(name: str) -> list[Definition]:
     """Return what has this name."""
-    return [known for known in all_definitions() if f".{known.name}".endswith(f".{name}")]
+    known = all_definitions().get(name.rpartition(".")[2], [])
+    return [definition for definition in known if f".{definition.name}".endswith(f".{name}")]
 
 
 @cache
-def all_definitions() -> tuple[Definition, ...]:
-    """Return every definition of the package."""
+def all_definitions() -> dict[str, list[Definition]]:
+    """Return every definition of the package by the last part of its name: 700 mutants look for theirs."""
+    found: defaultdict[str, list[Definition]] = defaultdict(list)
+    for definition in _read_definitions():
+        found[definition.name.rpartition(".")[2]].append(definition)
+    return dict(found)
+
+
+def _read_definitions() -> list[Definition]:
     found = []
     for path in sorted(PACKAGE.rglob("*.py")):
         file = path.relative_to(PACKAGE)
@@ -52,7 +61,7 @@ def all_definitions() -> tuple[Definition, ...]:
         module = ".".join(file.with_suffix("").parts)
         found.append(Definition(module, str(file), 0, sources.count("\n")))
         found.extend(_inside(ast.parse(sources), module, str(file)))
-    return tuple(found)
+    return found
 
 
 def _inside(node: ast.AST, name: str, file: str) -> Iterator[Definition]:

@@ -30,8 +30,10 @@ from tests.tools.processor import NAME
 ROOT = Path(__file__).resolve().parents[2]
 COSTS = Path("tests/tools/costs.txt")
 """Below the root of the sources: lines of seconds and the name of a test."""
-SHARE_S = 0.15
-"""How long a test may take on each commit, on the average of many."""
+LEAST_S = 0.2
+"""Of a test whose cases take less together all run on each commit."""
+SHARE_S = 0.1
+"""How long any other may take on a commit, on the average of many, if that is not too rare."""
 RAREST = 8
 ALWAYS = (
     "tests/docs/test_docs_run.py::test_every_block_of_a_page_runs[README.md]",
@@ -62,8 +64,9 @@ def read_costs(file: Path) -> dict[str, float]:
 
 def one_in(seconds: float, cases: int) -> int:
     """Return of how many of its cases, or of how many commits, one runs a test with cases of `seconds`."""
-    most = RAREST if cases == 1 else min(RAREST, cases)
-    return max(1, min(most, int(seconds * cases / SHARE_S)))
+    if seconds * cases < LEAST_S:
+        return 1
+    return min(RAREST if cases == 1 else min(RAREST, cases), math.ceil(seconds * cases / SHARE_S))
 
 
 def drawn(names: Iterable[str], costs: Mapping[str, float], seed: int) -> list[bool]:
