@@ -3,7 +3,8 @@
 A test runs on every commit unless it is in `COSTS`, a table of the seconds that a case of each long test takes. A test
 in the table is drawn the more rarely the longer its cases take together: at the rarest on one commit in eight, on the
 average. A matrix is drawn case by case, and has at least one case on each commit. Only a run of all of `tests` draws:
-if files, tests or ``-k`` are given, every test runs. `make crash` runs each test that is in the table.
+if files, tests or ``-k`` are given, every test runs. `make crash` runs each test that is in the table, and the nightly
+profile of Hypothesis all tests.
 
 Usage: python -m tests.tools.drawing REPORT
 
@@ -14,6 +15,7 @@ test that the run did not draw keeps its line as long as its file has it.
 from __future__ import annotations
 
 import math
+import os
 import re
 import sys
 import zlib
@@ -88,7 +90,8 @@ def drawn(names: Iterable[str], costs: Mapping[str, float], seed: int) -> list[b
 def draws(config: pytest.Config) -> bool:
     """Return whether all tests are run: no file, no test and no ``-k`` selects some of them."""
     whole = all(Path(config.rootpath, argument) == config.rootpath / "tests" for argument in config.args)
-    return whole and not config.option.keyword and sample_seed() is not None
+    nightly = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
+    return whole and not config.option.keyword and not nightly and sample_seed() is not None
 
 
 def pytest_configure(config: pytest.Config) -> None:

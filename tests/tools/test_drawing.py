@@ -75,11 +75,17 @@ def suite(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def collected(suite: Path, *arguments: str, seed: str = "0", full: str = "") -> list[str]:
+def collected(suite: Path, *arguments: str, seed: str = "0", full: str = "", profile: str = "ci") -> list[str]:
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "tests.tools.drawing", *arguments],
         cwd=suite,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "CKSTORE_CRASH": full, "CKSTORE_CRASH_SEED": seed},
+        env={
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "CKSTORE_CRASH": full,
+            "CKSTORE_CRASH_SEED": seed,
+            "HYPOTHESIS_PROFILE": profile,
+        },
         capture_output=True,
         text=True,
         check=False,
@@ -102,19 +108,20 @@ def test_a_run_of_all_tests_draws(suite: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments, full, count",
+    "arguments, full, profile, count",
     [
-        (["-m", "drawn"], "full", 17),
-        (["tests/test_a.py"], "", 18),
-        (["-k", "long"], "", 1),
-        (["tests/test_a.py::test_long"], "", 1),
+        (["-m", "drawn"], "full", "default", 17),
+        (["tests/test_a.py"], "", "ci", 18),
+        (["-k", "long"], "", "ci", 1),
+        (["tests/test_a.py::test_long"], "", "ci", 1),
+        ([], "", "nightly", 18),
     ],
-    ids=["make crash", "a file", "-k", "named"],
+    ids=["make crash", "a file", "-k", "named", "nightly"],
 )
 def test_every_test_runs_in_make_crash_and_if_it_is_asked_for(
-    suite: Path, arguments: list[str], full: str, count: int
+    suite: Path, arguments: list[str], full: str, profile: str, count: int
 ) -> None:
-    assert len(collected(suite, *arguments, full=full)) == count
+    assert len(collected(suite, *arguments, full=full, profile=profile)) == count
 
 
 def test_make_crash_runs_what_make_test_draws() -> None:
