@@ -8,7 +8,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ckstore.model.manifest.info import CheckpointInfo
-from ckstore.model.training_identity import after_save
 from ckstore.ops.api_calls import api_call_in_memory
 from ckstore.ops.notices import tell_left_out
 from ckstore.ops.pace import process_end_s
@@ -170,8 +169,6 @@ class BackgroundSaves:
 
         def ended(outcome: CheckpointInfo | CkstoreError) -> None:
             if isinstance(outcome, CheckpointInfo):
-                parents = context.known.last_parents
-                parents[outcome.run] = after_save(parents.get(outcome.run), outcome)
                 context.totals.saved(outcome)
                 context.totals.tried_again(0 if outcome.counters is None else outcome.counters.retry_count)
             else:

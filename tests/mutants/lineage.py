@@ -6,6 +6,7 @@ from tests.mutants.mutant import Mutant
 
 _TABLE = "tests/ops/save/test_continuation.py"
 _PAIRS = "tests/integrations/test_torch_checkpointing_pairs.py"
+_MEANWHILE = "tests/saver/test_loads_meanwhile.py"
 _FRAMEWORKS = "tests/integrations/test_one_training.py"
 
 LINEAGE = [
@@ -70,6 +71,42 @@ LINEAGE = [
         "    if made.manifest.training == manifest.training:\n",
         "    if True:\n",
         f"{_TABLE}::test_the_same_content_again_is_no_replacement_and_makes_no_descendant",
+        "assert",
+    ),
+    Mutant(
+        "a load after the call of a background save is continued",
+        "a-pending-save-hides-a-load",
+        "Parents.ended",
+        "        if self._known.get(saved.run) is before:  # otherwise a load came after this save\n",
+        "        if True:\n",
+        f"{_MEANWHILE}::test_tensors_named_as_unchanged_are_copied_after_it",
+        "assert",
+    ),
+    Mutant(
+        "a load between two background saves outlives the second",
+        "a-load-between-is-forgotten",
+        "Parents.ended",
+        "self._changed_by.get(saved.run, 0) > order.number",
+        "False",
+        f"{_MEANWHILE}::test_it_is_the_parent_of_the_next_save_after_one_that_was_refused",
+        "assert",
+    ),
+    Mutant(
+        "a second load of a checkpoint is also a load",
+        "an-equal-parent-is-no-news",
+        "Parents.news",
+        "self._told.get(run) is not parent",
+        "self._told.get(run) != parent",
+        f"{_MEANWHILE}::test_the_same_checkpoint_that_is_loaded_again_is_the_parent_again",
+        "assert",
+    ),
+    Mutant(
+        "a second load that fails midway is also a load",
+        "lost-once-for-all",
+        "load.lose_parents",
+        "LOST._replace()",
+        "LOST",
+        f"{_MEANWHILE}::test_a_load_that_failed_midway_leaves_no_parent_each_time",
         "assert",
     ),
     Mutant(

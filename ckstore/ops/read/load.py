@@ -142,8 +142,9 @@ def continue_from(context: Context, parent: Parent) -> None:
 
 def lose_parents(context: Context) -> None:
     """Make the next save have no parent: a failed load has left parts of another checkpoint in its target."""
-    # The entries remain, without an id, so that a background saver receives the change.
-    context.known.last_parents.update(dict.fromkeys([*context.known.last_parents, ""], LOST))
+    # The entries remain, without an id, so that a background saver receives the change. They are a new object, since
+    # a pending save of the background overwrites entries that are unchanged since its call.
+    context.known.last_parents.update(dict.fromkeys([*context.known.last_parents, ""], LOST._replace()))
 
 
 def load_open(

@@ -26,7 +26,7 @@ from ckstore.saver.client.snapshot import Snapshot, places_of
 from ckstore.tensors.state_capture import capture
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, MutableMapping
 
     from ckstore.errors import CkstoreError
     from ckstore.model.manifest.captured import Captured
@@ -78,7 +78,7 @@ class Client:
         state: object,
         order: Order,
         limits: SaverLimits,
-        last_parents: Mapping[str, Parent],
+        last_parents: MutableMapping[str, Parent],
         unchanged: UnchangedNames | None = None,
         tolerate: Tolerate | None = None,
     ) -> PendingSave:
@@ -112,7 +112,7 @@ class Client:
         state: object,
         order: Order,
         limits: SaverLimits,
-        last_parents: Mapping[str, Parent],
+        last_parents: MutableMapping[str, Parent],
         unchanged: UnchangedNames | None,
         tolerate: Tolerate | None,
     ) -> PendingSave:
@@ -173,7 +173,7 @@ class Client:
                 self._keeper.start_if_needed()
                 self._number = order.number
                 save.copied_s = time.monotonic() - begun_at
-                self._queue.add(save)
+                self._queue.add(save, last_parents)
             kept = () if placed.kept is None else placed.kept.storages
             self._ahead.remember(order.run, captured.sources, fingerprints, kept)
         except BaseException:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import TypeVar
 
 from ckstore.errors import BadInput, CkstoreError, InUse
 from ckstore.interpreter import log, log_notes
 from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.model.saver.messages import Order
 from ckstore.model.training_identity import Parent, after_save
 from ckstore.saver.client.pending import PendingSave
 from ckstore.saver.client.running_save import Save
@@ -26,26 +27,41 @@ class Parents:
 
     Each order carries the entries that changed since the previous order. A replacement saver has not received those
     orders, so its first order also carries the results of the saves that have ended.
+
+    A saved checkpoint becomes the parent of the next save of its run, unless the trainer has loaded a checkpoint since
+    the call. Each load makes another `Parent`, so entries are compared by identity: a second load of the same
+    checkpoint is also a change.
     """
 
     def __init__(self) -> None:
+        self._known: MutableMapping[str, Parent] = {}  # the entries of the trainer
         self._told: dict[str, Parent] = {}
         self._settled: dict[str, Parent] = {}
+        self._changed_by: dict[str, int] = {}  # run -> the number of the last order that carried an entry for it
 
     def news(self, last_parents: Mapping[str, Parent]) -> dict[str, Parent]:
         """Return the entries for the next order."""
-        return {run: parent for run, parent in tuple(last_parents.items()) if self._told.get(run) != parent}
+        return {run: parent for run, parent in tuple(last_parents.items()) if self._told.get(run) is not parent}
 
-    def ordered(self, news: Mapping[str, Parent]) -> None:
-        """Record the entries of an order."""
-        self._told.update(news)
+    def ordered(self, order: Order, last_parents: MutableMapping[str, Parent]) -> None:
+        """Record the entries of an order. `last_parents` gets the result of the save."""
+        self._known = last_parents
+        self._told.update(order.last_parents)
+        self._changed_by.update(dict.fromkeys(order.last_parents, order.number))
 
-    def ended(self, news: Mapping[str, Parent], saved: CheckpointInfo | None) -> None:
-        """Record the end of a save whose order had these entries. A failed save has no `saved`."""
+    def ended(self, order: Order, saved: CheckpointInfo | None) -> None:
+        """Record the end of a save. A failed save has no `saved`."""
         # Also of a failed save: the saver had heard of these parents, whatever became of the checkpoint.
-        self._settled.update(news)
-        if saved is not None:
-            self._settled[saved.run] = self._told[saved.run] = after_save(self._told.get(saved.run), saved)
+        self._settled.update(order.last_parents)
+        if saved is None:
+            return
+        after = self._settled[saved.run] = after_save(self._settled.get(saved.run), saved)
+        if self._changed_by.get(saved.run, 0) > order.number:  # a load came between this save and a later one
+            return
+        before = self._told.get(saved.run)
+        self._told[saved.run] = after
+        if self._known.get(saved.run) is before:  # otherwise a load came after this save
+            self._known[saved.run] = after
 
     def for_new_saver(self, news: Mapping[str, Parent]) -> dict[str, Parent]:
         """Return the entries for the first order to a new saver. The order itself has `news`."""
@@ -139,10 +155,10 @@ class SaveQueue:
                     error.add_note(f"this is the error of the save of {pending.name} in the background")
                     raise error
 
-    def add(self, save: Save) -> None:
-        """Add a save behind the others. The caller has the lock."""
+    def add(self, save: Save, last_parents: MutableMapping[str, Parent]) -> None:
+        """Add a save behind the others. The caller has the lock. `last_parents` gets its result."""
         # Only once it is certain to be sent: else a save that was never ordered would hide a parent from the next.
-        self.parents.ordered(save.order.last_parents)
+        self.parents.ordered(save.order, last_parents)
         self.bases.ordered(save.order)
         self.saves.append(save)
 
@@ -166,10 +182,10 @@ class SaveQueue:
             save.snapshot.close()
         if isinstance(outcome, CkstoreError):
             self.say(logging.ERROR, f"the save of {save.pending.name} failed: {outcome}")
-            self.parents.ended(save.order.last_parents, None)
+            self.parents.ended(save.order, None)
             self._ended.append(save.pending)
         else:
-            self.parents.ended(save.order.last_parents, outcome)
+            self.parents.ended(save.order, outcome)
             self.bases.ended(save.order, outcome, save.fingerprints)
             self.say(logging.INFO, f"saved {outcome.name}")
             self._saved.append(outcome)
