@@ -23,7 +23,7 @@ from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.objects.layout import BLOBS
 from ckstore.objects.staging import Staging
 from ckstore.ops.context import Context
-from ckstore.ops.save.continuation import described, parent_in
+from ckstore.ops.save.continuation import described
 from ckstore.ops.save.health import judged, lineage_of
 from ckstore.ops.save.save import Request, StagedCheckpoint, draft_of, save_staged
 from ckstore.ops.save.write import StorageLocations
@@ -157,4 +157,4 @@ class MergedCheckpoint:
     def _parent(context: Context, request: Request, about: Sequence[Mapping[str, Any]]) -> Parent | None:
         """Return the checkpoint that the ranks continue. If one rank loads for all, only that rank knows it."""
         said = [Parent(*one["parent"]) for one in about if one.get("parent")]
-        return request.parent or parent_in(context, request.run) or next(iter(said), None)
+        return request.continued(context) or next(iter(said), None)

@@ -141,12 +141,12 @@ def _fill(context: Context, staging: Staging, work: RankWork, content: Content, 
         stored = replace(stored, storages=tuple(_joined(stored.storages, cuts)))
     texts = StateTexts.of(captured.leaves, captured.state)
     about = {
+        "parent": parent_in(context, who.run),
         **content.about,
         **who.document(world_size=who.world_size, attempt=who.attempt),
         "written": list(staging.written),
         "warnings": [*notes, *recheck.warnings()],
         "nonfinite": None if stored.found is None else stored.found.to_json(),
-        "parent": parent_in(context, who.run),
     }
     draft = draft_of(context, captured, stored, texts, who.run, Description(metadata=encode_metadata(about)))
     manifest = replace(draft, step=who.step, sequence=1)

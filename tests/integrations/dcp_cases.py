@@ -14,6 +14,7 @@ import warnings
 from pathlib import Path
 from traceback import StackSummary
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -30,6 +31,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 from ckstore import CheckpointInfo, CkstoreWarning, RankMismatch, Store
 from ckstore.integrations import dcp as ours
+from ckstore.integrations.dcp import writer as writer_module
 from ckstore.training.processes import once_for_all
 
 
@@ -151,6 +153,32 @@ def save_async(store: str, step: int, process: bool) -> Any:
     state = {"model": _sharded(PLACED), "lr": 0.5}
     ours.async_save(store, state, step, process_group=group, async_checkpointer_type=kind).result()
     return True
+
+
+def load_meanwhile(store: str, loading: list[int]) -> Any:
+    """Load step 2 on some ranks, save step 3 behind the call, load step 1 meanwhile, and save step 4.
+
+    Return the parents of both.
+    """
+    opened, go, real = Store.open(store), threading.Event(), writer_module._stage
+
+    def load(step: int) -> None:
+        if dist.get_rank() in loading:
+            opened.load(step)
+
+    def stage(*given: Any, **options: Any) -> Any:
+        assert go.wait(60)
+        return real(*given, **options)
+
+    group = dist.new_group(backend="gloo")
+    load(2)
+    with patch.object(writer_module, "_stage", stage):
+        saving = ours.async_save(opened, {"w": torch.full((3,), 3.0)}, 3, process_group=group)
+        load(1)
+        go.set()
+        saving.result()
+        second = ours.save(opened, {"w": torch.full((3,), 4.0)}, 4)
+    return [opened.info(3).parent, second.parent]
 
 
 def fail_at(store: str, step: int, rank: int, number: int) -> Any:

@@ -47,6 +47,7 @@ from tests.support.gloo import TIMEOUT_S, Group
 from tests.support.look import directory_of
 from tests.support.requirements import require_fuse, require_root
 from tests.support.shared_folder import shared_folder
+from tests.support.stores import check_store
 
 CASES = Path(__file__).with_name("dcp_cases.py")
 
@@ -546,6 +547,22 @@ def test_async_saves_in_a_thread_and_in_a_process(pair: Group, store: Store, pro
     pair.run("save_async", store=str(store.path), step=7, process=process)
 
     assert pair.run("load_shards", store=str(store.path), step=7) == [True, True]
+
+
+def test_a_checkpoint_that_is_loaded_during_an_async_save_is_continued_by_the_next(pair: Group, store: Store) -> None:
+    ids = [pair.run("save_given", store=str(store.path), step=step)[0] for step in (1, 2)]
+
+    assert pair.run("load_meanwhile", store=str(store.path), loading=[0, 1]) == [[ids[1], ids[0]]] * 2
+    check_store(store.path)
+
+
+def test_an_async_save_continues_what_one_rank_has_loaded_for_all_before_the_call(pair: Group, store: Store) -> None:
+    ids = [pair.run("save_given", store=str(store.path), step=step)[0] for step in (1, 2)]
+
+    (parent, _), _ = pair.run("load_meanwhile", store=str(store.path), loading=[1])
+
+    assert parent == ids[1]
+    check_store(store.path)
 
 
 def test_the_same_weights_again_write_nothing_and_cost_a_manifest(pair: Group, store: Store) -> None:

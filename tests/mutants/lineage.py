@@ -7,6 +7,7 @@ from tests.mutants.mutant import Mutant
 _TABLE = "tests/ops/save/test_continuation.py"
 _PAIRS = "tests/integrations/test_torch_checkpointing_pairs.py"
 _MEANWHILE = "tests/saver/test_loads_meanwhile.py"
+_DCP = "tests/integrations/test_dcp.py"
 _FRAMEWORKS = "tests/integrations/test_one_training.py"
 
 LINEAGE = [
@@ -68,8 +69,8 @@ LINEAGE = [
         "equal content of another training makes no descendant of it",
         "equal-content-is-continued",
         "save.save._finish",
-        "    if made.manifest.training == manifest.training:\n",
-        "    if True:\n",
+        "    if is_last and made.manifest.training == manifest.training:\n",
+        "    if is_last:\n",
         f"{_TABLE}::test_the_same_content_again_is_no_replacement_and_makes_no_descendant",
         "assert",
     ),
@@ -107,6 +108,33 @@ LINEAGE = [
         "LOST._replace()",
         "LOST",
         f"{_MEANWHILE}::test_a_load_that_failed_midway_leaves_no_parent_each_time",
+        "assert",
+    ),
+    Mutant(
+        "an async save of DCP continues what was loaded before its call",
+        "dcp-continues-a-later-load",
+        "save.Request.continued",
+        "parent_in(context, self.run) if at_call is None else at_call.parent_now(context, self.run)",
+        "parent_in(context, self.run)",
+        f"{_DCP}::test_a_checkpoint_that_is_loaded_during_an_async_save_is_continued_by_the_next",
+        "assert",
+    ),
+    Mutant(
+        "a load after the call of an async save of DCP is continued",
+        "dcp-hides-a-later-load",
+        "save.save._finish",
+        "request.at_call is None or request.at_call.is_last(context, manifest.run)",
+        "True",
+        f"{_DCP}::test_a_checkpoint_that_is_loaded_during_an_async_save_is_continued_by_the_next",
+        "assert",
+    ),
+    Mutant(
+        "each rank records its parent at the call of an async save",
+        "a-rank-says-its-later-load",
+        "dcp.writer._stage",
+        "        if (at_call := writer.at_call) is not None:\n",
+        "        if (at_call := writer.at_call) is not None and False:\n",
+        f"{_DCP}::test_an_async_save_continues_what_one_rank_has_loaded_for_all_before_the_call",
         "assert",
     ),
     Mutant(

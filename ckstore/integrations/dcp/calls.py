@@ -178,6 +178,7 @@ def async_save(
     tolerant = context_of(store) if isinstance(store, Store) and on_failure == "warn" else None
     try:
         writer, plain = _begin(CkstoreWriter(store, step, run, **(about or {})), state, if_ranks_differ)
+        writer.called()
         return _followed(state_dict_saver.async_save(plain, storage_writer=writer, **options), writer, tolerant)
     except FAILURES as error:
         if is_alone():

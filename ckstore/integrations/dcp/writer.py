@@ -35,6 +35,7 @@ from ckstore.objects.staging import Staging
 from ckstore.ops.api_calls import api_call, check_options
 from ckstore.ops.free import reclaim
 from ckstore.ops.notices import warn
+from ckstore.ops.save.continuation import ParentAtCall, parent_in
 from ckstore.ops.save.options import SaveOptions, patience_in, request_of
 from ckstore.ops.save.save import failing_as_save
 from ckstore.ranks.meeting import check_agreement, reason_of
@@ -69,6 +70,7 @@ class CkstoreWriter(StorageWriter):
         keys: The keys of the state that are not strings, as `own_keys` returns them.
         digests: The digests of values that other ranks may have under the same names, as `digests_of` returns them.
         if_ranks_differ: Whether different values under one name are an ``"error"`` or a ``"warn"``.
+        at_call: The parent of an asynchronous save. If None, it is determined during the save.
     """
 
     def __init__(
@@ -92,6 +94,7 @@ class CkstoreWriter(StorageWriter):
         self.if_ranks_differ = "error"
         self._rank = 0
         self._continues: Continues | None = None
+        self.at_call: ParentAtCall | None = None
         self._staging: Staging | None = None
         self._pushed: CopiedPart | None = None
         self._give_back: weakref.finalize[Any, CkstoreWriter] | None = None
@@ -112,6 +115,7 @@ class CkstoreWriter(StorageWriter):
         # Another process saves, as a part of the training that this process begins or continues.
         continues = sent(self._store, self._path, self.run)
         ours = {"_store": None, "_continues": continues, "_give_back": None, "_staging": None, "_pushed": None}
+        ours["at_call"] = None  # `continues` contains it
         return {**self.__dict__, **ours, "say": len}
 
     # ------------------------------------------------------------------ called by torch.distributed.checkpoint
@@ -213,7 +217,12 @@ class CkstoreWriter(StorageWriter):
         """Return the checked request that `Store.save` would make of the arguments."""
         request = request_of(context_of(self.store), self.run, self.step, self._options, None)
         request.check()
-        return request
+        return replace(request, at_call=self.at_call)
+
+    def called(self) -> None:
+        """Record the parent of the save before its call returns, since the process may then load another checkpoint."""
+        context = context_of(self.store)
+        self.at_call = ParentAtCall(context.known.last_parents.get(self.run), parent_in(context, self.run))
 
     def ended(self, said: CheckpointInfo | JointCheckpoint) -> CheckpointInfo:
         """Return the published checkpoint. If nodes have their own stores, the store of this node keeps this part."""
@@ -254,6 +263,8 @@ def _stage(
     who = writer._who()  # noqa: SLF001
     with failing_as_save(context, f"saving {writer.checkpoint_id} at {who}"):
         content = _content_of(plan, planner, context.settings.chunk_bytes, writer.keys)
+        if (at_call := writer.at_call) is not None:
+            content.about["parent"] = at_call.parent_now(context, writer.run)
         work = RankWork(who, writer.timeout_s)
 
         def stage() -> tuple[Staging, CopiedPart | None, Document]:

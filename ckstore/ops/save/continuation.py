@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckstore.errors import CkstoreError, InUse, NoSuchRef, RunInUse
 from ckstore.fs import dirfd_stat, files, links, locks
@@ -68,6 +68,23 @@ def parent_in(context: Context, run: str) -> Parent | None:
         if found is not None and found.id:
             return found
     return None
+
+
+class ParentAtCall(NamedTuple):
+    """The parent of a save that runs in another thread after its call has returned."""
+
+    entry: Parent | None  # the entry of the run in `ProcessCache.last_parents`
+    parent: Parent | None  # the result of `parent_in`
+
+    def is_last(self, context: Context, run: str) -> bool:
+        """Whether the process has loaded no checkpoint of the run since the call."""
+        now = context.known.last_parents.get(run)
+        return now is self.entry or (now is not None and now.origin == "saved")
+
+    def parent_now(self, context: Context, run: str) -> Parent | None:
+        """Return the checkpoint that the save continues; it may be that of an earlier save which was pending."""
+        is_same = context.known.last_parents.get(run) is self.entry
+        return parent_in(context, run) if self.is_last(context, run) and not is_same else self.parent
 
 
 def described(about: Description, parent: Parent | None) -> Description:

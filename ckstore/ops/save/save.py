@@ -67,7 +67,14 @@ from ckstore.ops.pace import PhaseTimer
 from ckstore.ops.refs.labels import write_tag
 from ckstore.ops.refs.protection import held
 from ckstore.ops.save.admission import check_space
-from ckstore.ops.save.continuation import RunGuard, changed_configuration, described, parent_in, training_of
+from ckstore.ops.save.continuation import (
+    ParentAtCall,
+    RunGuard,
+    changed_configuration,
+    described,
+    parent_in,
+    training_of,
+)
 from ckstore.ops.save.health import HealthVerdict, check_of, judged, lineage_of
 from ckstore.ops.save.patience import Patience
 from ckstore.ops.save.recheck import Recheck
@@ -109,6 +116,14 @@ class Request:
     # The parent that the caller names, with the id in `about`; None for what the process last loaded or saved.
     parent: Parent | None = None
     if_run_in_use: IfRunInUse = "append"
+    at_call: ParentAtCall | None = None  # of a save that runs after its call has returned
+
+    def continued(self, context: Context) -> Parent | None:
+        """Return the parent of the save, or None if this process knows none."""
+        if self.parent is not None:
+            return self.parent
+        at_call = self.at_call
+        return parent_in(context, self.run) if at_call is None else at_call.parent_now(context, self.run)
 
     def check(self) -> None:
         """Raise if an argument is invalid."""
@@ -312,7 +327,8 @@ def _finish(
     if is_own and (news := changed_configuration(context, manifest, staged.parent)):
         notes.append(news)
     # Not for an equal checkpoint of another training, which this save does not belong to.
-    if made.manifest.training == manifest.training:
+    is_last = request.at_call is None or request.at_call.is_last(context, manifest.run)
+    if is_last and made.manifest.training == manifest.training:
         context.known.last_parents[manifest.run] = Parent.saved(info)
     if outcome.older:
         reclaim.free_unused(context)
@@ -356,7 +372,7 @@ def _restored(context: Context, staging: Staging, manifest: Manifest, existing: 
 def _stage_captured(
     context: Context, staging: Staging, captured: Captured, request: Request, recheck: Recheck, *, health_share: float
 ) -> StagedCheckpoint:
-    parent = request.parent or parent_in(context, request.run)
+    parent = request.continued(context)
     description = described(request.about, parent)
     before = lineage_of(context, request.run, description.parent) if health_share else None
     # Files may come from an adversary who chose bytes with colliding digests. The digests of a state are determined by
