@@ -446,7 +446,17 @@ class BytesElsewhere(RemoteError):
 
 
 class MissingExtra(CkstoreError):
-    """A Python package that the call needs is not installed. The hint is the command that installs it."""
+    """A Python package that the call needs is not installed, or cannot be loaded. The hint says how to install it."""
+
+    @classmethod
+    def of(cls, error: ImportError, need: str, package: str, extra: str) -> MissingExtra:
+        """Return the error for a failed import. `need` is the subject of the message and its verb."""
+        install = f"pip install 'ckstore[{extra}]'"
+        if isinstance(error, ModuleNotFoundError):
+            return cls(f"{need} the package {package}, which is not installed", hint=install)
+        # It is installed: for example it lacks a library of the system, or there is not enough memory to map it.
+        hint = f"install it again for this machine: {install.replace('install', 'install --force-reinstall')}"
+        return cls(f"{need} the package {package}, which cannot be loaded: {error}", hint=hint)
 
 
 class UnsafePlace(CkstoreError):

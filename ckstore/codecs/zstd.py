@@ -65,6 +65,5 @@ def _package() -> Any:
     try:
         import zstandard
     except ImportError as error:
-        msg = "this checkpoint has encoded pieces, and the package zstandard is not installed"
-        raise MissingExtra(msg, hint="pip install 'ckstore[compact]'") from error
+        raise MissingExtra.of(error, "this checkpoint has encoded pieces and needs", "zstandard", "compact") from error
     return zstandard

@@ -52,8 +52,7 @@ def _start_blake3() -> RunningDigest:
         # This package is an extra. Stores with xxh3 work without it.
         import blake3  # type: ignore[import-not-found, unused-ignore]
     except ImportError as error:
-        msg = "this store is hashed with blake3, but the package blake3 is not installed"
-        raise MissingExtra(msg, hint="pip install 'ckstore[blake3]'") from error
+        raise MissingExtra.of(error, "this store is hashed with blake3 and needs", "blake3", "blake3") from error
     running: RunningDigest = blake3.blake3()
     return running
 

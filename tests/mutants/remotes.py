@@ -21,6 +21,15 @@ _SERVICE, _LIES = "tests/hostile/remotes/test_service.py", "tests/hostile/remote
 
 REMOTES = [
     Mutant(
+        "a package that cannot be loaded is not called missing",
+        "broken-package-is-missing",
+        "MissingExtra.of",
+        "isinstance(error, ModuleNotFoundError)",
+        "True",
+        f"{_REMOTES}::test_an_engine_that_cannot_be_loaded_is_not_called_missing",
+        "AssertionError: Regex pattern did not match",
+    ),
+    Mutant(
         "a push writes its manifest after every blob",
         "manifest-before-blobs",
         "Push._send_under",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from ckstore.remote.service.target import Target, parse_target
 from ckstore.store import context_of
 from tests.support.s3_proxy import Proxy
 from tests.support.s3_server import BUCKET, KEY, SECRET, Habits, Service, s3_service
+from tests.support.stores import check_store
 
 
 @pytest.fixture
@@ -452,6 +454,23 @@ def test_damaged_settings_of_remotes_are_reported(
 
     with pytest.raises(BadInput, match=r"config.json"):
         store.remotes.list()
+
+
+def test_an_engine_that_cannot_be_loaded_is_not_called_missing(
+    store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    package = tmp_path / "packages" / "obstore"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("raise ImportError('libssl.so.3: cannot open shared object file')")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "obstore"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(str(package.parent))
+
+    with pytest.raises(MissingExtra, match=r"obstore, which cannot be loaded: libssl.so.3: cannot open") as raised:
+        store.remotes.add("far", "memory://broken-engine/run")
+    assert "not installed" not in str(raised.value)
+    assert "pip install --force-reinstall 'ckstore[remote]'" in raised.value.hint
+    check_store(store.path)
 
 
 def test_a_missing_engine_is_named(monkeypatch: pytest.MonkeyPatch, memory: Target) -> None:

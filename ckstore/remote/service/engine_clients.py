@@ -123,8 +123,7 @@ def _make(target: Target, options: Mapping[str, str]) -> tuple[Any, Any]:
     try:
         import obstore.store  # noqa: F401 - whether it is installed
     except ImportError as error:
-        msg = f"{target} needs the package obstore, which is not installed"
-        raise MissingExtra(msg, hint="pip install 'ckstore[remote]'") from error
+        raise MissingExtra.of(error, f"{target} needs", "obstore", "remote") from error
     if target.scheme == "memory":
         from obstore.store import MemoryStore
 
