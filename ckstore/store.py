@@ -1298,6 +1298,7 @@ class Store:
                 state dict.
             add: Files to add to each version with all weights, such as ``config.json`` and the tokenizer, or a
                 directory with them. Weights in it are ignored. A checkpoint of committed files has its own such files.
+                If one of the files changes, all weights are published again with the new files.
             difference: The form of differences. An engine can apply ``overwrite`` again after a crash, but not ``xor``.
             full_every: Publish all weights at least once in this number of versions.
             full_above: Publish all weights if the differences are a larger share of them.

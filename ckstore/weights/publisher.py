@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Self, get_args
 
+import xxhash
+
 from ckstore.errors import BadInput, DamagedBlob, InUse, MissingExtra, NoSuchRef
 from ckstore.model.checkpoint.refs import Ref
 from ckstore.model.manifest.info import CheckpointInfo
@@ -23,7 +25,7 @@ from ckstore.ops.api_calls import api_call
 from ckstore.ops.context import Context, info_of
 from ckstore.ops.notices import warn
 from ckstore.ops.read.formats.export_pretrained import export_pretrained
-from ckstore.ops.read.formats.model_files import added_files
+from ckstore.ops.read.formats.model_files import UserFile, added_files, user_file_parts
 from ckstore.ops.read.load import Select
 from ckstore.ops.refs.find import find, open_directory
 from ckstore.ops.refs.latest import in_one_run, newest, run_meant
@@ -32,6 +34,7 @@ from ckstore.weights.model_weights import ModelWeights
 from ckstore.weights.version_directory import DifferenceForm, VersionDirectory, VersionRecord
 
 _OTHER_WEIGHTS = "another part of the state is selected"
+_OTHER_FILES = "the files to add changed"
 _LOOK_S = 0.1  # how soon a waiting thread notices `close`
 
 
@@ -91,6 +94,7 @@ class WeightPublisher:
         self._options = options
         self._bring = bring
         self._published: ModelWeights | None = None  # those of the newest version, if its checkpoint still exists
+        self._added: tuple[tuple[UserFile, ...], str] = ((), "")  # the files to add at the last check, and their digest
         self._closed = False
         self._in_use = threading.Lock()
         newest_one = self.newest
@@ -145,8 +149,10 @@ class WeightPublisher:
         if last is not None and last.run != self.run:
             msg = f"{self.path} has the weights of the run {last.run}, and {self.run} is to be published"
             raise BadInput(msg, hint="publish each run to a directory of its own")
+        added = self._read_added()
         try:
-            if last is not None and find(self._context, self._options.ref).id == last.id:
+            is_published = last is not None and last.added == added
+            if last is not None and is_published and find(self._context, self._options.ref).id == last.id:
                 problem = self._open_published(last)  # of a publisher that has just been started
                 if problem != _OTHER_WEIGHTS:
                     # One that appeared, although an error kept it from the caller, is returned now.
@@ -165,7 +171,7 @@ class WeightPublisher:
         weights = ModelWeights(directory, self._options.select, self._context.settings.chunk_bytes)
         number = 1 if last is None else last.version + 1
         try:
-            record = VersionRecord(number, info.run, info.step, info.id, weights.content, False, "")
+            record = VersionRecord(number, info.run, info.step, info.id, weights.content, added, False, "")
             record, nbytes = self._write(record, weights, info, records)
         except BaseException:
             weights.close()
@@ -214,9 +220,21 @@ class WeightPublisher:
             form="pretrained",
             chunk_bytes=self._context.settings.chunk_bytes,
             select=self._options.select,
-            add=[*self._options.add, self._directory.own_file(record)],
+            add=[*self._added[0], self._directory.own_file(record)],
         )
         return record, report.nbytes
+
+    def _read_added(self) -> str:
+        """Return the digest of the names and the bytes of the files to add. Unchanged files are not read again."""
+        found = added_files(self._options.add)
+        if found != self._added[0]:
+            digest = xxhash.xxh3_128()
+            for one in found:
+                digest.update(repr((one.name, one.entry.nbytes)).encode())
+                for part in user_file_parts(one):
+                    digest.update(part)
+            self._added = found, digest.hexdigest()
+        return self._added[1]
 
     def _before(self, info: CheckpointInfo, records: list[VersionRecord]) -> tuple[ModelWeights | None, str]:
         """Return the weights of the last version, or the reason why a difference from them is not written."""
@@ -232,6 +250,8 @@ class WeightPublisher:
         problem = self._open_published(last)
         if problem == _OTHER_WEIGHTS:
             return None, problem
+        if last.added != self._added[1]:
+            return None, _OTHER_FILES
         listed = {one.id: one for one in infos(self._context, self.run, superseded=True)}
         if not _continues(info, last, listed):
             return None, f"the run no longer continues step {last.step}"

@@ -38,6 +38,7 @@ class VersionRecord:
     step: int
     id: str
     content: str  # digest of the names and the stored bytes of the weights: a restart may select others
+    added: str  # digest of the names and the bytes of the files to add
     is_full: bool
     reason: str
 
@@ -51,6 +52,7 @@ class VersionRecord:
             "step": self.step,
             "id": self.id,
             "content": self.content,
+            "added": self.added,
             "is_full": self.is_full,
             "reason": self.reason,
         }
@@ -73,6 +75,7 @@ class VersionRecord:
             int(about["step"]),
             str(about["id"]),
             str(about["content"]),
+            str(about["added"]),
             about["is_full"] is True,
             str(about["reason"]),
         )

@@ -599,6 +599,76 @@ def test_added_files_are_found_from_another_directory(
         assert next(publisher).path == tmp_path / "out" / "weight_v000001"
 
 
+def test_a_changed_file_to_add_is_published_with_all_weights(
+    store: Store, tmp_path: Path, base: Path, engine: WeightEngine
+) -> None:
+    """Also if no checkpoint is new, since engines have the old file until then."""
+    weights, out, tokenizer = model(), tmp_path / "out", base / "tokenizer.json"
+    tokenizer.write_text("one")
+    store.save({"model": weights}, 1, "policy")
+    with store.publish("policy", out, select="model", add=[base], timeout_s=0.01, poll_s=0.02) as publisher:
+        next(publisher)
+        engine.pull(out, 1)
+        train(weights, 1)
+        store.save({"model": weights}, 2, "policy")
+        _replace(tokenizer, "two")
+        version = next(publisher)
+        assert (version.version, version.step, version.reason) == (2, 2, "the files to add changed")
+        engine.pull(out, 2)
+        assert (engine.local / "tokenizer.json").read_text() == "two"
+
+        # The same checkpoint; a touched file with the same content is no change.
+        _replace(tokenizer, "six")
+        version = next(publisher)
+        assert (version.version, version.step, version.is_full) == (3, 2, True)
+        _replace(tokenizer, "six")
+        with pytest.raises(StopIteration):
+            next(publisher)
+    engine.pull(out, 3)
+    assert (engine.local / "tokenizer.json").read_text() == "six"
+    check_equal(engine, weights)
+    # While no publisher ran: a new file.
+    (base / "merges.txt").write_text("a b")
+    (version,) = publish(store, out, base)
+    assert version.reason == "the files to add changed"
+    engine.pull(out, 4)
+    assert (engine.local / "merges.txt").read_text() == "a b"
+    assert publish(store, out, base) == []
+    check_store(store.path)
+
+
+def test_a_file_to_add_that_changes_while_it_is_published_is_an_error(
+    store: Store, tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A version never has another content of the file than the one that the next check compares with."""
+    weights, out, tokenizer = model(), tmp_path / "out", base / "tokenizer.json"
+    tokenizer.write_text("one")
+    store.save({"model": weights}, 1, "policy")
+    export = export_pretrained
+
+    def after_a_change(*args: Any, **options: Any) -> Any:
+        _replace(tokenizer, "two")
+        return export(*args, **options)
+
+    with store.publish("policy", out, select="model", add=[base], timeout_s=0) as publisher:
+        with monkeypatch.context() as patch:
+            patch.setattr(publisher_module, "export_pretrained", after_a_change)
+            with pytest.raises(BadInput, match=r"tokenizer\.json, which is to be added, was changed"):
+                next(publisher)
+        assert newest_version(out) == 0
+        tokenizer.unlink()
+        next(publisher)
+        _replace(tokenizer, "three")
+        version = next(publisher)
+    assert (version.version, version.reason) == (2, "the files to add changed")
+    assert (version.path / "tokenizer.json").read_text() == "three"
+
+
+def _replace(path: Path, text: str) -> None:
+    path.with_suffix(".new").write_text(text)
+    path.with_suffix(".new").replace(path)
+
+
 def test_an_overwrite_can_be_applied_again(store: Store, tmp_path: Path, base: Path, engine: WeightEngine) -> None:
     """An engine that was killed before it noted the version applies it again."""
     weights, out = model(), tmp_path / "out"
@@ -664,6 +734,7 @@ def test_a_version_says_what_it_is(store: Store, tmp_path: Path, base: Path) -> 
         "step": 2,
         "id": ids[2],
         "content": about["content"],
+        "added": about["added"],
         "is_full": False,
         "reason": "",
     }

@@ -6,14 +6,13 @@ are a pickle or one file that must be split.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ckstore.containers.safetensors_write import INDEX_NAME
-from ckstore.errors import BadInput, StateChanged
+from ckstore.errors import BadInput
 from ckstore.model.manifest.manifest import FileRecord
 from ckstore.model.names import plain
 from ckstore.model.reports.export_report import ExportedFile, ExportReport
@@ -40,13 +39,13 @@ from ckstore.ops.read.formats.model_files import (
     UserFile,
     added_files,
     choose,
+    user_file_parts,
 )
 from ckstore.ops.read.load import Select
 from ckstore.ops.read.regions import RangeReader
 from ckstore.ops.read.storage_read import names_of
 
 _FORMS = {"pretrained": (PRETRAINED, PEFT), "peft": (PEFT, PRETRAINED)}
-_READ_BYTES = 2**20
 ABOUT = (RECORD_NAME, SUMS_NAME, STATEMENT_NAME)
 
 
@@ -243,7 +242,7 @@ class _FileCopier(Work):
 
     def added(self, one: UserFile) -> ExportedFile:
         """Copy a file of the user."""
-        return self.small(one.name, self.metered(_read(one)))
+        return self.small(one.name, self.metered(user_file_parts(one)))
 
     def _committed(self, file: FileRecord) -> Iterator[memoryview]:
         for storage in file.storages:
@@ -266,18 +265,3 @@ class _FileCopier(Work):
             self._make_parents(parent)
             self.tree.make_directory(parent)
             self.made.add(parent)
-
-
-def _read(one: UserFile) -> Iterator[memoryview]:
-    """Yield a file of the user in parts."""
-    nbytes = one.entry.nbytes
-    try:
-        for at in range(0, max(nbytes, 1), _READ_BYTES):
-            part = memoryview(bytearray(min(_READ_BYTES, nbytes - at)))
-            one.entry.read_into(at, part)
-            yield part
-    except StateChanged as error:
-        msg = f"{one.path}, which is to be added, was changed while it was being read"
-        raise BadInput(msg, hint="export again when the program that writes it has finished") from error
-    except OSError as error:
-        raise BadInput(f"{one.path}, which is to be added, cannot be read: {os.strerror(error.errno or 0)}") from error

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ckstore.errors import BadInput, CannotStore, NoSuchFile
+from ckstore.errors import BadInput, CannotStore, NoSuchFile, StateChanged
 from ckstore.fs.tree import Entry, foreign, look_at
 from ckstore.model.manifest.manifest import FileRecord, Manifest
 from ckstore.ops.read.committed_file import file_record
@@ -25,6 +25,7 @@ _OF_TRAINERS = re.compile(
     )\Z""",
     re.VERBOSE | re.DOTALL,
 )
+_READ_BYTES = 2**20
 _PART = re.compile(r"-\d+-of-\d+\.")
 _WEIGHTS = re.compile(r"[^/]*\.(?:safetensors|bin|pt|pth|ckpt|h5|msgpack|gguf|onnx|distcp|index\.json)\Z")
 
@@ -128,6 +129,8 @@ class UserFile:
 def added_files(add: object) -> tuple[UserFile, ...]:
     """Return the files that `add` names; for a directory, the files at its top that are not weights.
 
+    A `UserFile` in the list stands for itself. Reading it fails if the file has changed since.
+
     Raises:
         BadInput: It is not a list of paths, a path is neither a file nor a directory, or two have the same name.
     """
@@ -141,8 +144,30 @@ def added_files(add: object) -> tuple[UserFile, ...]:
     return tuple(found.values())
 
 
+def user_file_parts(one: UserFile) -> Iterator[memoryview]:
+    """Yield a file of the user in parts.
+
+    Raises:
+        BadInput: It has changed since it was listed, or cannot be read.
+    """
+    nbytes = one.entry.nbytes
+    try:
+        for at in range(0, max(nbytes, 1), _READ_BYTES):
+            part = memoryview(bytearray(min(_READ_BYTES, nbytes - at)))
+            one.entry.read_into(at, part)
+            yield part
+    except StateChanged as error:
+        msg = f"{one.path}, which is to be added, was changed while it was being read"
+        raise BadInput(msg, hint="try again when the program that writes it has finished") from error
+    except OSError as error:
+        raise BadInput(f"{one.path}, which is to be added, cannot be read: {os.strerror(error.errno or 0)}") from error
+
+
 def _files_of(add: Iterable[object]) -> Iterator[UserFile]:
     for item in add:
+        if isinstance(item, UserFile):
+            yield item
+            continue
         if not isinstance(item, (str, os.PathLike)):
             raise BadInput(f"add must be a list of paths, got {item!r} in it")
         name = os.fsdecode(item)
