@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
+_SINCE = "tests/integrations/test_dcp_since.py"
 _PARTS = "tests/tensors/targets/test_own_loaders.py"
 _REPORTED = "tests/ops/read/test_own_loaders.py::test_what_parts_report_is_a_difference_and_all_parts_are_as_they_were"
 
@@ -79,5 +80,50 @@ LOADING = [
         "        make = self.comparison.new(node)\n        target.state_dict()\n",
         "tests/tensors/targets/test_into.py::test_an_object_is_handed_its_value_and_asked_for_nothing",
         "only a save asks for a state",
+    ),
+    Mutant(
+        "pieces of tiles are held only if the tiling is equal",
+        "held-in-another-tiling",
+        "_pairs",
+        " or before.storages[old_storage].tiling != after.storages[storage].tiling",
+        "",
+        f"{_SINCE}::test_equal_pieces_at_other_places_are_read",
+        "AssertionError",
+    ),
+    Mutant(
+        "after damage, ranks read all pieces of the earlier checkpoint",
+        "held-after-damage",
+        "load",
+        "since=None if begun else since",
+        "since=since",
+        f"{_SINCE}::test_after_damage_nothing_counts_as_held",
+        "assert",
+    ),
+    Mutant(
+        "what a reader knows of its tensors is for one load",
+        "held-by-the-next-load",
+        "CkstoreReader.read_data",
+        "before, self._before = self._before, None",
+        "before = self._before",
+        f"{_SINCE}::test_since_is_for_one_load_of_a_reader",
+        "assert",
+    ),
+    Mutant(
+        "ranks know which tensors their last load has read",
+        "held-without-a-load",
+        "_read",
+        "TargetContent(manifest, None, None, names)",
+        "TargetContent(manifest, None, None, None)",
+        f"{_SINCE}::test_values_that_did_not_fit_before_are_read",
+        "assert",
+    ),
+    Mutant(
+        "of converted values, a block is read as a whole",
+        "held-in-a-converted-block",
+        "_read_tensor",
+        "held = frozenset()  # a conversion back may give other bytes",
+        "pass",
+        f"{_SINCE}::test_a_converted_block_is_read_as_a_whole",
+        "AssertionError",
     ),
 ]

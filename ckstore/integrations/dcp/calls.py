@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, overload
 
@@ -265,6 +266,7 @@ def load(
     ref: RefLike = "latest",
     *,
     strict: bool | str | Sequence[str] = True,
+    since: LoadReport | RefLike | None = None,
     planner: LoadPlanner | None = None,
     process_group: dist.ProcessGroup | None = None,
 ) -> LoadReport:
@@ -281,6 +283,8 @@ def load(
             between `state` and the checkpoint. If False, such values remain unchanged, and the report lists them. If
             globs, such as ``["model"]``, only differences in these parts are refused. The optimizer state of a
             parameter that had no gradient at the save does not count as missing. The report lists it in `fresh`.
+        since: The current content of the tensors in `state`, as the report of the previous load on this rank or as a
+            checkpoint. Each rank reads only the pieces of its shards that differ. If None, everything is read.
         planner: As in `dcp.load`. If given, `strict` has no effect, and the report does not list differences.
         process_group: The ranks. If None, all of them.
 
@@ -300,7 +304,8 @@ def load(
     begun: dict[str, str] = {}
     while True:
         reader, plain = ranks.agree(
-            lambda: (CkstoreReader(store, ref), _plain(state, sorted(state))),
+            # After a load that failed midway, the tensors hold parts of a damaged checkpoint.
+            lambda: (CkstoreReader(store, ref, since=None if begun else since), _plain(state, sorted(state))),
             lambda made: context_of(made[0].store).settings.uuid,
         )
         if not begun and len({*ranks.told}) > 1:  # nodes have their own stores, and another node may have saved it
@@ -340,6 +345,8 @@ def _load_once(
     if isinstance(planner, ComparingPlanner):
         planner.begin_afresh()
         report = planner.report(reader.info, reader.read_bytes, reader.beyond)
+        # Other planners may have loaded only parts of the tensors.
+        report = replace(report, _loaded=reader.content)
     said = [report.summary, _resumed_inexactly(reader, given, plain, ranks.who.world_size)]
     text = "; ".join(one for one in said if one)
     ranks.agree(lambda: _apply(state, plain), lambda _: text)

@@ -40,10 +40,12 @@ from ckstore.model.manifest.tensor_cuts import block_of, in_bytes
 from ckstore.model.training_identity import Parent
 from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.ops.api_calls import api_call
+from ckstore.ops.read.common_pieces import HeldExtents, unchanged
 from ckstore.ops.read.dcp_entries import StateValue, entries_of
 from ckstore.ops.read.load import continue_from, lose_parents
 from ckstore.ops.read.regions import RegionReader
 from ckstore.ops.read.storage_read import read_memories
+from ckstore.ops.read.target_load import LoadIntoRequest, LoadReport, TargetContent, content_of_target
 from ckstore.ops.refs.find import open_directory
 from ckstore.store import RefLike, Store, context_of
 from ckstore.tensors.allocation import allocate
@@ -59,16 +61,25 @@ class CkstoreReader(StorageReader):
     Args:
         store: The store, or its path.
         ref: Which checkpoint. All ranks must find the same one.
+        since: The checkpoint that the tensors hold now, or the report of the load that filled them. Only pieces that
+            differ are read. This applies to the first load only.
 
     Attributes:
         info: The checkpoint, after the call of `read_metadata`.
         tried: Ids of damaged checkpoints. ``latest-valid`` is the newest one before them.
         read_bytes: The number of bytes that this rank has read from blobs.
+        content: The content of the tensors of this rank after the load.
         beyond: Name of a converted tensor -> the number of values out of the range of the target's dtype.
         load_id: The identity of this load. `reset` begins another one.
     """
 
-    def __init__(self, store: Store | str | os.PathLike[str], ref: RefLike = "latest") -> None:
+    def __init__(
+        self,
+        store: Store | str | os.PathLike[str],
+        ref: RefLike = "latest",
+        *,
+        since: LoadReport | RefLike | None = None,
+    ) -> None:
         super().__init__()
         self.ref = ref
         self.info: CheckpointInfo | None = None
@@ -79,6 +90,8 @@ class CkstoreReader(StorageReader):
         self.load_id = str(uuid.uuid4())
         self._store: Store | None = store if isinstance(store, Store) else None
         self._path = store.path if isinstance(store, Store) else Path(store).resolve()
+        self.content: TargetContent | None = None
+        self._before = None if since is None else _content(self.store, since)
 
     @property
     def store(self) -> Store:
@@ -126,7 +139,10 @@ class CkstoreReader(StorageReader):
         """Read the data of this rank into its tensors."""
         if self.info is None:
             raise BadInput("read_data was called before read_metadata")
-        self.read_bytes += _read(self.store, self.info, plan, planner, self.beyond)
+        # Once: the next load may be into other tensors, and after a failed one they hold parts of two checkpoints.
+        before, self._before = self._before, None
+        read_bytes, self.content = _read(self.store, self.info, plan, planner, self.beyond, before)
+        self.read_bytes += read_bytes
         result: Future[None] = Future()
         result.set_result(None)
         return result
@@ -159,22 +175,44 @@ def _metadata(store: Store, info: CheckpointInfo) -> tuple[Metadata, int]:
 
 
 @api_call
-def _read(store: Store, info: CheckpointInfo, plan: LoadPlan, planner: LoadPlanner, beyond: Counter[str]) -> int:
+def _content(store: Store, since: LoadReport | RefLike) -> TargetContent | None:
+    return content_of_target(context_of(store), LoadIntoRequest(since=since))
+
+
+@api_call
+def _read(
+    store: Store,
+    info: CheckpointInfo,
+    plan: LoadPlan,
+    planner: LoadPlanner,
+    beyond: Counter[str],
+    before: TargetContent | None,
+) -> tuple[int, TargetContent]:
+    """Read the values of a plan. Return the number of bytes, and the content of the tensors afterwards."""
     context = context_of(store)
     with open_directory(context, info) as directory:
+        manifest = directory.manifest
+        held = {} if before is None else unchanged(before.manifest, manifest, before.names)
         try:
-            read_bytes = _read_items(directory, info, plan, planner, beyond)
+            read_bytes, names = _read_items(directory, info, plan, planner, beyond, held)
         except BaseException:
             lose_parents(context)  # some tensors are already of this checkpoint, and others are not
             raise
-        continue_from(context, Parent.loaded(directory.manifest, info.id))
-    return read_bytes
+        continue_from(context, Parent.loaded(manifest, info.id))
+    return read_bytes, TargetContent(manifest, None, None, names)
 
 
 def _read_items(
-    directory: CheckpointDirectory, info: CheckpointInfo, plan: LoadPlan, planner: LoadPlanner, beyond: Counter[str]
-) -> int:
+    directory: CheckpointDirectory,
+    info: CheckpointInfo,
+    plan: LoadPlan,
+    planner: LoadPlanner,
+    beyond: Counter[str],
+    held: HeldExtents,
+) -> tuple[int, frozenset[str]]:
+    """Read the values of a plan. Return the number of bytes, and the names of the tensors."""
     found = entries_of(directory.manifest)
+    names: set[str] = set()
     reader: RegionReader | None = None
     read_bytes = 0
     for item in sorted(plan.items, key=lambda item: item.storage_index.fqn):
@@ -190,27 +228,39 @@ def _read_items(
         if reader is None or reader.storage != leaf.storage:
             read_bytes += 0 if reader is None else reader.read_bytes
             reader = RegionReader(directory, leaf.storage, leaf.name)
-        if count := _read_tensor(reader, leaf, item, planner):
+        names.add(leaf.name)
+        if count := _read_tensor(reader, leaf, item, planner, held.get(leaf.storage, frozenset())):
             beyond[name] += count
-    return read_bytes + (0 if reader is None else reader.read_bytes)
+    return read_bytes + (0 if reader is None else reader.read_bytes), frozenset(names)
 
 
-def _read_tensor(reader: RegionReader, leaf: LeafRecord, item: ReadItem, planner: LoadPlanner) -> int:
-    """Fill a block of a tensor, and return how many values were out of the range of its dtype."""
+def _read_tensor(
+    reader: RegionReader, leaf: LeafRecord, item: ReadItem, planner: LoadPlanner, held: frozenset[int]
+) -> int:
+    """Fill a block of a tensor, except its pieces that start at `held`.
+
+    Return how many values were out of the range of its dtype.
+    """
     beyond = 0
     target = planner.resolve_tensor(item)
     out = target.detach()
     item_bytes = TORCH_ITEMSIZE[leaf.dtype]
     sizes = tuple(item.lengths)
-    if out.numel():
-        wanted = block_of(tuple(item.storage_offsets), sizes, item_bytes)
+    shape, wanted = in_bytes(leaf.shape, item_bytes), block_of(tuple(item.storage_offsets), sizes, item_bytes)
+    share = reader.held_share(shape, wanted, held) if out.numel() else "all"
+    if share != "all":
         # Whether the stored bytes can be read directly into the memory of the tensor.
         dtype = DTYPES[leaf.dtype]
         plain = type(out) is torch.Tensor and out.is_cpu and out.layout == torch.strided
         straight = plain and out.dtype == dtype and out.is_contiguous() and not out.is_conj() and not out.is_neg()
         flat = out.reshape(-1).view(torch.uint8) if straight else torch.empty(wanted.nbytes, dtype=torch.uint8)
+        if not straight and share == "some":
+            if out.dtype == dtype:
+                flat.view(dtype).reshape(sizes).copy_(out)  # the pieces that are not read
+            else:
+                held = frozenset()  # a conversion back may give other bytes
         array: Any = flat.numpy()
-        reader.block(in_bytes(leaf.shape, item_bytes), wanted, memoryview(array))
+        reader.block(shape, wanted, memoryview(array), held)
         if not straight:
             values = flat.view(dtype).reshape(sizes)
             beyond = count_beyond(values, out.dtype)

@@ -58,6 +58,13 @@ def flat_start(shape: Sizes, block: Block) -> int | None:
     return sum(offset * math.prod(shape[i + 1 :]) for i, offset in enumerate(block.offsets))
 
 
+def span(shape: Sizes, block: Block) -> tuple[int, int]:
+    """Return the first byte of a block in the row-major tensor, and the byte after its last one."""
+    strides = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
+    first = sum(offset * stride for offset, stride in zip(block.offsets, strides, strict=True))
+    return first, first + 1 + sum((size - 1) * stride for size, stride in zip(block.sizes, strides, strict=True))
+
+
 def cut_flat(start: int, stop: int, chunk_bytes: int) -> Iterator[tuple[int, int]]:
     """Cut bytes of a row-major tensor at the multiples of `chunk_bytes`."""
     while start < stop:

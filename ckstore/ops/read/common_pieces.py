@@ -16,7 +16,10 @@ OldPieces = dict[int, dict[int, OldPiece]]
 
 
 def unchanged(before: Manifest, after: Manifest, loaded: Collection[str] | None = None) -> HeldExtents:
-    """Return the extents of `after` that a target loaded from `before` already holds."""
+    """Return the extents of `after` that a target loaded from `before` already holds.
+
+    The extents of a storage of tiles are the same parts of the tensor only if both tilings are equal.
+    """
     found: HeldExtents = {}
     for storage, pairs in _pairs(before, after, loaded):
         same = frozenset(at for at, old, new in pairs if old.piece == new.piece)
@@ -56,8 +59,8 @@ def _pairs(
         by_storage[leaf.storage].append(leaf)
     for storage, leaves in by_storage.items():
         old_storage = _old_storage(old, leaves)
-        # Pieces of tiles are not in row-major order, so equal pieces do not mean equal places.
-        if old_storage is None or before.storages[old_storage].tiling or after.storages[storage].tiling:  # read whole
+        # Pieces of tiles are not in row-major order, so equal pieces mean equal places only in equal tilings.
+        if old_storage is None or before.storages[old_storage].tiling != after.storages[storage].tiling:
             continue
         there = _places(before, old_storage)
         places = _places(after, storage).items()

@@ -7,14 +7,14 @@ memory. The last one is kept, since the next request often begins where it ends.
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
-from collections.abc import Iterator
+from bisect import bisect_left, bisect_right
+from collections.abc import Collection, Iterator
 from itertools import accumulate
 from operator import attrgetter
-from typing import Self
+from typing import Literal, Self
 
 from ckstore.model.manifest.manifest import Extent, StorageRecord, Tiling
-from ckstore.model.manifest.tensor_cuts import Band, Block, Sizes, bands, flat_start
+from ckstore.model.manifest.tensor_cuts import Band, Block, Sizes, bands, flat_start, span
 from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.objects.pieces import Part, PieceReader
 
@@ -49,22 +49,41 @@ class RegionReader:
         self._starts = list(accumulate((extent.length for extent in self._record.extents), initial=0))
         self._kept: tuple[int, memoryview] = (-1, memoryview(b""))
 
-    def block(self, shape: Sizes, wanted: Block, out: memoryview) -> None:
-        """Read a block of a tensor of this shape, with the last dimension in bytes, into `out`, row-major."""
+    def block(self, shape: Sizes, wanted: Block, out: memoryview, held: Collection[int] = ()) -> None:
+        """Read a block of a tensor of this shape, with the last dimension in bytes, into `out`, row-major.
+
+        `held` has the starts of pieces that `out` already holds. They are not read.
+        """
         if not wanted.nbytes:
             return
         tiling = self._record.tiling
         if tiling is not None and tiling.shape == shape:
-            self._block_of_tiles(tiling, wanted, out)
+            self._block_of_tiles(tiling, wanted, out, held)
             return
         start = flat_start(shape, wanted)
         if start is not None:
-            self.bytes(start, start + wanted.nbytes, out)
+            self.bytes(start, start + wanted.nbytes, out, held)
             return
-        self._block_of_rows(shape, wanted, out)
+        self._block_of_rows(shape, wanted, out, held)
 
-    def bytes(self, start: int, stop: int, out: memoryview) -> None:
-        """Read the row-major bytes `start` to `stop` of the storage into `out`."""
+    def held_share(self, shape: Sizes, wanted: Block, held: Collection[int]) -> Literal["none", "some", "all"]:
+        """Return how many of the pieces that `block` needs are among those that start at `held`."""
+        tiling = self._record.tiling
+        if tiling is not None and tiling.shape == shape:
+            needed = {self._starts[at] for at, block in enumerate(tiling.blocks) if block.meet(wanted) is not None}
+        elif tiling is not None:
+            return "none"
+        else:
+            needed = self._pieces_in(*span(shape, wanted))
+        found = needed.intersection(held)
+        return "none" if not found else "all" if len(found) == len(needed) else "some"
+
+    def _pieces_in(self, start: int, stop: int) -> set[int]:
+        """Return the starts of the pieces with bytes from `start` to `stop`."""
+        return {*self._starts[bisect_right(self._starts, start) - 1 : bisect_left(self._starts, stop)]}
+
+    def bytes(self, start: int, stop: int, out: memoryview, held: Collection[int] = ()) -> None:
+        """Read the row-major bytes `start` to `stop` of the storage into `out`, except those of the pieces `held`."""
         if start == stop:
             return
         if self._record.tiling is not None:
@@ -74,6 +93,9 @@ class RegionReader:
         at = bisect_right(self._starts, start) - 1
         while at < len(self._record.extents) and self._starts[at] < stop:
             low, high = self._starts[at], self._starts[at + 1]
+            if low in held:
+                at += 1
+                continue
             first, last = max(start, low), min(stop, high)
             # A complete piece is read directly into `out`. A part of one needs separate memory, since a piece is
             # checked as a whole.
@@ -83,7 +105,7 @@ class RegionReader:
                 out[first - start : last - start] = self._piece(at)[first - low : last - low]
             at += 1
 
-    def _block_of_rows(self, shape: Sizes, wanted: Block, out: memoryview) -> None:
+    def _block_of_rows(self, shape: Sizes, wanted: Block, out: memoryview, held: Collection[int]) -> None:
         """Read whole rows of the outermost dimension that has several, in windows, and copy the block from each."""
         from ckstore.tensors.numpy_leaves import copy_common
 
@@ -96,18 +118,21 @@ class RegionReader:
         first, count = wanted.offsets[dim], wanted.sizes[dim]
         for row in range(first, first + count, rows_at_once):
             rows = min(rows_at_once, first + count - row)
-            window = memoryview(bytearray(rows * row_bytes))
             at = before + row * row_bytes
+            # All of a window or nothing, since it is copied as one block.
+            if self._pieces_in(at, at + rows * row_bytes).issubset(held):
+                continue
+            window = memoryview(bytearray(rows * row_bytes))
             self.bytes(at, at + len(window), window)
             window_block = Block((*wanted.offsets[:dim], row, *(0 for _ in inner)), (*wanted.sizes[:dim], rows, *inner))
             copy_common(window, window_block, out, wanted)
 
-    def _block_of_tiles(self, tiling: Tiling, wanted: Block, out: memoryview) -> None:
+    def _block_of_tiles(self, tiling: Tiling, wanted: Block, out: memoryview, held: Collection[int] = ()) -> None:
         from ckstore.tensors.numpy_leaves import copy_common
 
         for band in self._bands_in(wanted.offsets[0], wanted.offsets[0] + wanted.sizes[0]):
             for at in band.blocks:
-                if tiling.blocks[at].meet(wanted) is not None:
+                if tiling.blocks[at].meet(wanted) is not None and self._starts[at] not in held:
                     copy_common(self._piece(at), tiling.blocks[at], out, wanted)
 
     def _bytes_of_tiles(self, tiling: Tiling, start: int, stop: int, out: memoryview) -> None:

@@ -104,8 +104,10 @@ def read_storages(
         parts: list[Part] = []
         for storage, out in into.items():
             record = directory.manifest.storages[storage]
-            # Tiles of ranks are not contiguous, so no range of the memory is a piece.
+            # Tiles of ranks are not contiguous, so no range of the memory is a piece. All of them are skipped, or none.
             if record.tiling is not None:
+                if skip and storage in skip:
+                    continue
                 whole = out if isinstance(out, memoryview) else memoryview(bytearray(record.nbytes))
                 RegionReader(directory, storage, names.name(storage), verify=verify).bytes(0, record.nbytes, whole)
                 if not isinstance(out, memoryview):

@@ -137,7 +137,7 @@ class LoadIntoRequest:
 
 def load_into(context: Context, ref: AnyRef, target: object, request: LoadIntoRequest) -> LoadReport:
     """Read the state of the checkpoint that `ref` names into `target`; see `ckstore.Store.load_into`."""
-    before = _held_by_target(context, request)
+    before = content_of_target(context, request)
     is_touched = False
 
     def begin() -> None:
@@ -168,8 +168,8 @@ def load_into(context: Context, ref: AnyRef, target: object, request: LoadIntoRe
     return report
 
 
-def _held_by_target(context: Context, request: LoadIntoRequest) -> TargetContent | None:
-    """Return the content of the target, as given by `since`."""
+def content_of_target(context: Context, request: LoadIntoRequest) -> TargetContent | None:
+    """Return the content of the target, as given by `since`; None if it is unknown."""
     since = request.since
     if since is None:
         return None
@@ -294,7 +294,8 @@ def _held(before: TargetContent, manifest: Manifest, whole: Collection[int]) -> 
         storage: starts
         for storage, starts in found.items()
         # A storage that is read as a whole is also written as a whole, so an unchanged part saves nothing.
-        if storage not in whole or len(starts) == len(manifest.storages[storage].extents)
+        if not (storage in whole or manifest.storages[storage].tiling)
+        or len(starts) == len(manifest.storages[storage].extents)
     }
 
 
