@@ -56,9 +56,11 @@ class CkstoreEngine(WeightTransferEngine):
             self.report = self.store.load_into(self.host, info, select=self.part, since=info)
             self.changed.update(self.host[self.part])
         elif self.report.info.id != info.id:
-            self.changed |= self._changed(self.report.info, info)
+            # If this load fails, host memory has weights of two steps, and the next call reads all of them.
+            report, self.report = self.report, None
+            self.changed |= self._changed(report.info, info)
             # Reads only the blobs that differ; what it reads is verified.
-            self.report = self.store.load_into(self.host, info, select=self.part, since=self.report)
+            self.report = self.store.load_into(self.host, info, select=self.part, since=report)
         if update_info.load:
             weights = self.host[self.part]
             self.model.load_weights((name, weights[name]) for name in weights if name in self.changed)

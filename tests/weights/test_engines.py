@@ -21,7 +21,8 @@ from typing import Any
 import pytest
 import torch
 
-from ckstore import RetentionPolicy, Store
+from ckstore import DamagedBlob, RetentionPolicy, Store
+from tests.support.damage import flip
 from tests.support.stores import check_store
 from tests.weights.weight_engine import WeightEngine
 
@@ -219,6 +220,32 @@ def test_an_engine_of_vllm_copies_what_changed(engine: Any, store: Store) -> Non
     check()
     engine.shutdown()
     check_store(store.path)
+
+
+def test_an_engine_of_vllm_reads_all_after_a_failed_load(engine: Any, tmp_path: Path) -> None:
+    """A load that failed midway leaves weights of two steps in host memory, so nothing there counts as held."""
+    store = Store.init(tmp_path / "damaged")
+    weights = {"q.weight": torch.ones(30, 20), "k.weight": torch.ones(30, 20), "norm.weight": torch.ones(20)}
+    first = {name: value.clone() for name, value in weights.items()}
+    engine.init({"store": str(store.path)})
+    store.save({"model": weights}, 1, "policy")
+    engine.update_weights({"ref": "policy@1", "load": True})
+    before = {*store.path.glob("blobs/*/*")}
+    weights["k.weight"] += 1
+    weights["norm.weight"] += 1
+    store.save({"model": weights}, 2, "policy")
+    (pack,) = {*store.path.glob("blobs/*/*")} - before
+    flip(pack, pack.stat().st_size - 1)
+    with pytest.raises(DamagedBlob, match="norm"):
+        engine.update_weights({"ref": "policy@2"})
+    assert torch.equal(engine.host["model"]["k.weight"], weights["k.weight"])
+    assert not torch.equal(engine.model.fused[30:].float(), weights["k.weight"])  # the model has what it had
+
+    store.save({"model": first, "more": 1}, 3, "policy")
+    engine.update_weights({"ref": "policy@3", "load": True})
+    assert all(torch.equal(engine.host["model"][name], value) for name, value in first.items())
+    assert torch.equal(engine.model.fused.float(), torch.ones(60, 20))
+    engine.shutdown()
 
 
 @pytest.fixture
