@@ -38,6 +38,10 @@ class XorFrame:
         self._is_changed = self._is_changed or bool(found.any())
         self._parts.append(self._compressor.compress(found.data))
 
+    def skip(self, nbytes: int) -> None:
+        """Add a part that did not change."""
+        self._parts.append(self._compressor.compress(bytes(nbytes)))
+
     def end(self) -> bytes | None:
         """Return the frame, or None if nothing changed."""
         return b"".join((*self._parts, self._compressor.flush())) if self._is_changed else None
@@ -63,6 +67,9 @@ class OverwriteFrame:
             self._count += len(found)
             if (_POSITION_BYTES + 1) * self._count > self._most_bytes:
                 raise LargeDifference
+
+    def skip(self, _: int) -> None:
+        """Pass over a part that did not change."""
 
     def end(self) -> bytes | None:
         """Return the frame, or None if nothing changed."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from ckstore.containers.safetensors_write import INDEX_NAME, TensorToWrite, lay_
 from ckstore.errors import CkstoreError
 from ckstore.ops.call_threads import Workers
 from ckstore.ops.read.export_files import MARGIN_BYTES, Meter, Work, building
-from ckstore.weights.model_weights import ModelWeights, Weight
+from ckstore.weights.model_weights import ModelWeights, Weight, WeightCut
 from ckstore.weights.version_directory import VERSION_NAME, DifferenceForm, VersionRecord
 
 _SHARD_BYTES = 256 * 2**20  # compressed tensors in one file, which are in memory until it is written
@@ -123,10 +123,10 @@ def _changed(
         workers.stop()
 
 
-def _base_parts(weight: Weight, *, whole: bool) -> Generator[memoryview]:
+def _base_parts(weight: Weight, cuts: Iterable[WeightCut]) -> Generator[memoryview]:
     """Yield the bytes of the previous version. Damage of its checkpoint is recorded there, not at the newer one."""
     try:
-        yield from weight.parts(whole=whole)
+        yield from weight.parts(cuts)
     except (CkstoreError, OSError) as error:
         raise UnreadableBase(str(error)) from error
 
@@ -135,13 +135,16 @@ def _difference(before: Weight, after: Weight, form: DifferenceForm, most_bytes:
     """Return the difference of one tensor, or None if its bytes are equal."""
     checksum = xxhash.xxh3_128()
     frame = XorFrame(after.tensor.nbytes) if form == "xor" else OverwriteFrame(most_bytes)
-    whole = not (before.is_row_major and after.is_row_major)
-    start = 0
+    cuts = after.cuts(before)
+    changed = (cut for cut in cuts if not cut.is_unchanged)
     # Closed here: an error would keep the generators, and with them the open blobs.
-    with closing(_base_parts(before, whole=whole)) as old_parts, closing(after.parts(whole=whole)) as new_parts:
-        for old, new in zip(old_parts, new_parts, strict=True):
+    with closing(_base_parts(before, changed)) as old_parts, closing(after.parts(cuts)) as new_parts:
+        for cut, new in zip(cuts, new_parts, strict=True):
+            # Also of unchanged bytes: engines check the whole tensor.
             checksum.update(new)
-            frame.add(start, old, new)
-            start += len(new)
+            if cut.is_unchanged:
+                frame.skip(len(new))
+            else:
+                frame.add(cut.start, next(old_parts), new)
     data = frame.end()
     return None if data is None else _ChangedWeight(after.tensor.name, data, checksum.hexdigest())

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+import math
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 import xxhash
 
 from ckstore.containers.safetensors_write import TensorToWrite
 from ckstore.errors import BadInput
 from ckstore.model.manifest.manifest import LeafRecord
+from ckstore.model.manifest.tensor_cuts import bands
 from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.ops.read.export_files import whole_leaf
 from ckstore.ops.read.export_plan import plan_export, strides_of
@@ -18,7 +22,15 @@ from ckstore.ops.read.file_state import state_of
 from ckstore.ops.read.formats.export_pretrained import ABOUT, check_state_dict
 from ckstore.ops.read.formats.model_files import PEFT, PRETRAINED, choose
 from ckstore.ops.read.load import Select
-from ckstore.ops.read.regions import RangeReader
+from ckstore.ops.read.regions import RANGE_BYTES, RangeReader
+
+
+class WeightCut(NamedTuple):
+    """A range of the row-major bytes of a tensor, and whether the previous version has the same bytes there."""
+
+    start: int
+    stop: int
+    is_unchanged: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,21 +48,54 @@ class Weight:
         pieces = tuple((extent.piece, extent.length) for extent in record.extents)
         return pieces, record.tiling, self.leaf.offset, self.leaf.shape, strides_of(self.leaf), self.tensor.dtype
 
-    def parts(self, *, whole: bool) -> Generator[memoryview]:
-        """Yield its row-major bytes, checked, in parts that depend on its size only, or as one part if `whole`."""
-        if not self.tensor.nbytes:
-            return
-        with RangeReader(self.directory) as reader, self.directory.reporting_damage():
-            if whole:
-                yield memoryview(whole_leaf(self.directory, reader, self.leaf))
-                return
-            reader.begin(self.leaf.storage)
-            yield from reader.parts(self.leaf.offset, self.leaf.offset + self.tensor.nbytes, self.leaf.name)
+    def cuts(self, before: Weight) -> list[WeightCut]:
+        """Return how its row-major bytes are compared with those of the previous version, in ascending order.
 
-    @property
-    def is_row_major(self) -> bool:
-        """Whether its bytes can be read in parts."""
-        return strides_of(self.leaf) is None
+        A piece that both have at the same place, or a band of such pieces of several ranks, is unchanged. Cuts are at
+        the boundaries of unchanged pieces, so that no changed part makes a reader read an unchanged piece.
+        """
+        nbytes = self.tensor.nbytes
+        if strides_of(self.leaf) is not None or strides_of(before.leaf) is not None:
+            return [WeightCut(0, nbytes, False)] if nbytes else []
+        old, new = before._units(), self._units()
+        found: list[WeightCut] = []
+        at = 0
+        for (start, stop), pieces in new.items():
+            if old.get((start, stop)) == pieces:
+                low, high = (min(max(one - self.leaf.offset, 0), nbytes) for one in (start, stop))
+                found += [WeightCut(at, low, False), WeightCut(low, high, True)]
+                at = high
+        found.append(WeightCut(at, nbytes, False))
+        return [
+            WeightCut(start, min(start + RANGE_BYTES, cut.stop), cut.is_unchanged)
+            for cut in found
+            for start in range(cut.start, cut.stop, RANGE_BYTES)
+        ]
+
+    def _units(self) -> dict[tuple[int, int], tuple[str, ...]]:
+        """Return the pieces of its storage that are read together, by their range of row-major bytes."""
+        record = self.directory.manifest.storages[self.leaf.storage]
+        pieces = [extent.piece for extent in record.extents]
+        if record.tiling is None:
+            starts = accumulate((extent.length for extent in record.extents), initial=0)
+            return {place: (piece,) for place, piece in zip(pairwise(starts), pieces, strict=True)}
+        row_bytes = math.prod(record.tiling.shape[1:])
+        return {
+            (band.start * row_bytes, (band.start + band.rows) * row_bytes): tuple(
+                f"{pieces[at]} {record.tiling.blocks[at]}" for at in band.blocks
+            )
+            for band in bands(record.tiling.blocks)
+        }
+
+    def parts(self, cuts: Iterable[WeightCut]) -> Generator[memoryview]:
+        """Yield its row-major bytes at these cuts, checked. A part is valid until the next one is requested."""
+        with RangeReader(self.directory) as reader, self.directory.reporting_damage():
+            reader.begin(self.leaf.storage)
+            for cut in cuts:
+                if strides_of(self.leaf) is not None:
+                    yield memoryview(whole_leaf(self.directory, reader, self.leaf))
+                else:
+                    yield reader.read(self.leaf.offset + cut.start, self.leaf.offset + cut.stop, self.leaf.name)
 
 
 class ModelWeights:

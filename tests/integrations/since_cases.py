@@ -189,3 +189,22 @@ def convert(store: str) -> int:
     report = ours.load(opened, target, 2, since=report)
     assert all(_same(target[name], value) for name, value in values.items())
     return report.read_bytes
+
+
+def save_model(store: str, step: int, dim: int, rank: int) -> None:
+    """Save two tensors of 16 MiB. In step 2, one value of a shard of the second one is another one."""
+    values = {name: _values(seed).repeat(4, 1) for seed, name in enumerate(_NAMES)}
+    if step == 2:
+        width = values["b"].shape[dim] // dist.get_world_size()
+        values["b"].narrow(dim, rank * width, width)[1, 1] += 1
+    ours.save(store, {"model": {name: _placed(value, dim) for name, value in values.items()}, "step": step}, step)
+
+
+def save_cube(store: str, step: int) -> None:
+    """Save a tensor cut in its second dimension, or another one cut in its last, whose pieces have the same bytes."""
+    cube, size = torch.zeros(512, 32, 32), dist.get_world_size()
+    cube[3::50, 9, 5] = 1.0
+    if step == 2:
+        cube = torch.cat([part.reshape(512, 32, -1) for part in cube.chunk(size, dim=1)], dim=2)
+    info = ours.save(store, {"model": {"w": _placed(cube, step)}}, step)
+    assert step == 1 or info.new_bytes < 2**16  # the same blobs
