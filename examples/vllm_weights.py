@@ -42,6 +42,7 @@ class CkstoreEngine(WeightTransferEngine):
         self.host = None  # the weights in host memory
         self.report = None  # of the load that brought them to their checkpoint
         self.changed = set()  # the names of those that the model does not have yet
+        self.staged = None  # the ref whose weights the last call has read into host memory
 
     def start_weight_update(self):
         """Weights are copied in place, so vLLM prepares nothing."""
@@ -50,7 +51,19 @@ class CkstoreEngine(WeightTransferEngine):
         """As `start_weight_update`."""
 
     def receive_weights(self, update_info):
-        info = self.store.info(update_info.ref)
+        # In the pause, after the call that has read this ref: copy, and ask the store nothing.
+        if not (update_info.load and update_info.ref == self.staged):
+            self._stage(update_info.ref)
+        self.staged = None if update_info.load else update_info.ref
+        if update_info.load:
+            weights = self.host[self.part]
+            self.model.load_weights((name, weights[name]) for name in weights if name in self.changed)
+            self.changed.clear()
+
+    def _stage(self, ref):
+        """Read what changed into host memory, while the model serves its own weights."""
+        self.staged = None
+        info = self.store.info(ref)
         if self.report is None:
             self.host = self.store.load(info, select=self.part)
             self.report = self.store.load_into(self.host, info, select=self.part, since=info)
@@ -61,10 +74,6 @@ class CkstoreEngine(WeightTransferEngine):
             self.changed |= self._changed(report.info, info)
             # Reads only the blobs that differ; what it reads is verified.
             self.report = self.store.load_into(self.host, info, select=self.part, since=report)
-        if update_info.load:
-            weights = self.host[self.part]
-            self.model.load_weights((name, weights[name]) for name in weights if name in self.changed)
-            self.changed.clear()
 
     def _changed(self, before, after):
         """Return the names of the weights that differ, by digests in the two checkpoints."""

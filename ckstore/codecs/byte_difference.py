@@ -23,6 +23,19 @@ class LargeDifference(Exception):
     """The difference would be larger than the caller allows."""
 
 
+def changed_bytes(old: Any, new: Any) -> tuple[Any, Any]:
+    """Return the positions of the bytes that differ, ascending, and their new values."""
+    # Most words are equal, and comparing words takes an eighth of the steps.
+    words = len(new) // 8
+    old_words, new_words = (one[: 8 * words].view(np.uint64) for one in (old, new))
+    differing = np.flatnonzero(old_words != new_words)
+    values = new_words[differing].view(np.uint8)
+    inner = np.flatnonzero(values != old_words[differing].view(np.uint8))
+    rest = 8 * words + np.flatnonzero(old[8 * words :] != new[8 * words :])
+    found = np.concatenate([8 * differing[inner // 8] + inner % 8, rest])
+    return found, np.concatenate([values[inner], new[rest]])
+
+
 class XorFrame:
     """The new bytes xor the old ones. Applied twice, it restores the old ones."""
 
@@ -58,10 +71,9 @@ class OverwriteFrame:
 
     def add(self, start: int, old: Buffer, new: Buffer) -> None:
         """Add the bytes of a part, which begins at `start`."""
-        values = np.frombuffer(new, np.uint8)
-        found = np.flatnonzero(values != np.frombuffer(old, np.uint8))
+        found, values = changed_bytes(np.frombuffer(old, np.uint8), np.frombuffer(new, np.uint8))
         if len(found):
-            self._values.append(values[found])
+            self._values.append(values)
             self._positions.append((found + start).astype("<u4"))
             # Before compression, since this much is in memory.
             self._count += len(found)

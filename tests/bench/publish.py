@@ -1,7 +1,10 @@
 """Weights for engines, by the share that changed: ``python -m tests.bench.publish FOLDER [MIB] [ROUNDS]``.
 
-For each share, a step is published with differences and with all weights, in turn, and a stand-in for an engine pulls
-it. Seconds are the median from the end of the save to the checked copy of the engine, all on one disk.
+For each share, a step is published with differences and with all weights, in turn, and stand-ins for engines pull it:
+on the same disk, and over links of 1 GB/s and 200 MB/s, which are readers that sleep. Seconds are the median from the
+end of the save to the checked copy of the engine. In addition, the engine of `examples/vllm_weights.py` reads the step
+into host memory, and then copies it into its model. This copy is the pause, and one memcpy of the changed tensors is
+measured after it.
 """
 
 from __future__ import annotations
@@ -12,16 +15,36 @@ import sys
 import tempfile
 import time
 import warnings
+from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ckstore import CkstoreWarning, Store
-from tests.weights.weight_engine import WeightEngine, newest_version
+from tests.weights.vllm_worker import engine_of
+from tests.weights.weight_engine import Link, WeightEngine, newest_version
 
-_SHARES = (0.0002, 0.001, 0.01, 0.05, 0.1)
+_SHARES = (0.0002, 0.001, 0.01, 0.03, 0.1)
+_LINKS = {"disk": None, "1 GB/s": 1e9, "200 MB/s": 200e6}
+_KINDS = {"all": 1, "differences": 1000}  # publish all weights at least once in this number of versions
 _ROW = 4096
+
+
+class ServedModel:
+    """The weights that an engine serves, with the method of a model of vLLM."""
+
+    def __init__(self, weights: dict[str, torch.Tensor]) -> None:
+        self.serving = {name: value.clone() for name, value in weights.items()}
+        self.copied: list[str] = []
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Copy weights into the model."""
+        self.copied = []
+        for name, value in weights:
+            self.serving[name].copy_(value)
+            self.copied.append(name)
 
 
 def main(folder: str, mib: int = 1024, rounds: int = 3) -> int:
@@ -32,53 +55,76 @@ def main(folder: str, mib: int = 1024, rounds: int = 3) -> int:
     weights = {f"layers.{i}.weight": torch.randn(rows, _ROW).mul_(0.02).bfloat16() for i in range(16)}
     all_bytes = sum(value.nbytes for value in weights.values())
     print(f"{all_bytes / 1e9:.2f} GB of bfloat16 weights in {len(weights)} tensors, median of {rounds}")
-    print("| changed | form | bytes | share of all | seconds | share of all | publishing | applying |")
-    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    links = [f"{name}, s | of all" for name in _LINKS]
+    columns = ["changed", "form", "bytes", "of all", "publishing, s", *links, "pause, ms", "of a memcpy"]
+    print(f"| {' | '.join(columns)} |")
+    print("| --- " * (len(columns) + len(links)) + "|")
     with tempfile.TemporaryDirectory(dir=folder) as place:
         for share in _SHARES:
             for form in ("overwrite", "xor"):
-                _measure(Path(place), weights, share, form, rounds)
+                _measure(Path(place) / "case", weights, share, form, rounds)
+                shutil.rmtree(Path(place) / "case")
     return 0
 
 
-def _measure(place: Path, weights: dict[str, torch.Tensor], share: float, form: Any, rounds: int) -> None:
-    folder = place / "case"
+def _measure(folder: Path, weights: dict[str, torch.Tensor], share: float, form: Any, rounds: int) -> None:
     base = folder / "base"
     base.mkdir(parents=True)
     (base / "config.json").write_text("{}")
     options: dict[str, Any] = {"select": "model", "add": [base], "timeout_s": 0, "difference": form, "keep_full": 1}
-    took: dict[str, list[tuple[float, float]]] = {"all": [], "differences": []}
+    took: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
     sizes: dict[str, int] = {}
     with Store.init(folder / "store") as store:
         store.save({"model": weights}, 0, "policy")
-        kinds = {"all": 1, "differences": 1000}
         with (
-            store.publish("policy", folder / "all", **options, full_every=kinds["all"]) as one,
-            store.publish("policy", folder / "differences", **options, full_every=kinds["differences"]) as two,
+            store.publish("policy", folder / "all", **options, full_every=_KINDS["all"]) as one,
+            store.publish("policy", folder / "differences", **options, full_every=_KINDS["differences"]) as two,
+            engine_of(ServedModel(weights)) as served,
         ):
+            served.init({"store": str(store.path)})
+            served.update_weights({"ref": "policy@0", "load": True})
             publishers = {"all": one, "differences": two}
-            engines = {kind: WeightEngine(folder / f"{kind}-engine", base) for kind in kinds}
             for step in range(rounds + 1):
                 if step:
                     _train(weights, share)
                     store.save({"model": weights}, step, "policy")
                 for kind, publisher in publishers.items():
                     began_s = time.monotonic()
-                    version = next(publisher)
-                    published_s = time.monotonic()
-                    engines[kind].pull(folder / kind, newest_version(folder / kind))
-                    if step:
-                        took[kind].append((published_s - began_s, time.monotonic() - published_s))
-                        sizes[kind] = version.nbytes
-    shutil.rmtree(folder)
-    publishing, applying = (statistics.median(one[at] for one in took["differences"]) for at in (0, 1))
-    seconds = {kind: statistics.median(map(sum, times)) for kind, times in took.items()}
-    print(
-        f"| {share:.2%} | {form} | {sizes['differences'] / 1e6:.1f} MB | {sizes['differences'] / sizes['all']:.4f} "
-        f"| {seconds['differences']:.2f} | {seconds['differences'] / seconds['all']:.2f} | {publishing:.2f} "
-        f"| {applying:.2f} |",
-        flush=True,
-    )
+                    sizes[kind] = next(publisher).nbytes
+                    took[kind, "publishing"].append(time.monotonic() - began_s)
+                    for name, rate in _LINKS.items():
+                        engine = WeightEngine(folder / f"{kind} {name}", base, Link(rate) if rate else None)
+                        began_s = time.monotonic()
+                        engine.pull(folder / kind, newest_version(folder / kind))
+                        took[kind, name].append(took[kind, "publishing"][-1] + time.monotonic() - began_s)
+                if step:
+                    _pause(served, weights, step, took)
+            served.shutdown()
+    # The first version has all weights in both.
+    median = {key: statistics.median(times[-rounds:]) for key, times in took.items()}
+    cells = [f"{share:.2%}", form, f"{sizes['differences'] / 1e6:.1f} MB", f"{sizes['differences'] / sizes['all']:.4f}"]
+    cells.append(f"{median['differences', 'publishing']:.2f}")
+    for name in _LINKS:
+        cells += [f"{median['differences', name]:.2f}", f"{median['differences', name] / median['all', name]:.2f}"]
+    pause_s, memcpy_s = median["served", "pause"], median["served", "memcpy"]
+    cells += [f"{pause_s * 1e3:.1f}", f"{pause_s / memcpy_s:.2f}"]
+    print(f"| {' | '.join(cells)} |", flush=True)
+
+
+def _pause(served: Any, weights: dict[str, torch.Tensor], step: int, took: Any) -> None:
+    """Load a step into the model of an engine, and then copy the changed tensors once more."""
+    ref = f"policy@{step}"
+    served.update_weights({"ref": ref})
+    began_s = time.monotonic()
+    served.update_weights({"ref": ref, "load": True})
+    took["served", "pause"].append(time.monotonic() - began_s)
+    model, host = served.model, served.host["model"]
+    began_s = time.monotonic()
+    for name in model.copied:
+        model.serving[name].copy_(host[name])
+    took["served", "memcpy"].append(time.monotonic() - began_s)
+    if not all(torch.equal(model.serving[name], value) for name, value in weights.items()):
+        raise ValueError(f"the engine serves other weights than step {step} has")
 
 
 def _train(weights: dict[str, torch.Tensor], share: float) -> None:

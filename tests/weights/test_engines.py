@@ -1,18 +1,15 @@
 """The two examples: a program that drives SGLang engines, and an engine for vLLM, both against stand-ins.
 
-The stand-ins have the calls that the documentation of SGLang's endpoints and of vLLM 0.25 describes, and no model.
+The stand-in here has the calls that the documentation of SGLang's endpoints describes, and no model.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
 import threading
-import types
-from abc import ABC
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -24,6 +21,7 @@ import torch
 from ckstore import DamagedBlob, RetentionPolicy, Store
 from tests.support.damage import flip
 from tests.support.stores import check_store
+from tests.weights.vllm_worker import Model, engine_of
 from tests.weights.weight_engine import WeightEngine
 
 _EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -124,63 +122,14 @@ def test_a_program_tells_engines_to_load_each_version(tmp_path: Path) -> None:
         check_store(store.path)
 
 
-class Model(torch.nn.Module):
-    """A model that fuses two weights of a checkpoint into one parameter, as models of vLLM do."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fused = torch.nn.Parameter(torch.zeros(60, 20, dtype=torch.bfloat16), requires_grad=False)
-        self.norm = torch.nn.Parameter(torch.zeros(20), requires_grad=False)
-        self.copied: list[str] = []
-
-    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Copy weights with the names of the checkpoint into the parameters."""
-        for name, weight in weights:
-            self.copied.append(name)
-            target = self.norm if name == "norm.weight" else self.fused[:30] if name == "q.weight" else self.fused[30:]
-            target.copy_(weight)
-
-
 @pytest.fixture
-def engine(monkeypatch: pytest.MonkeyPatch) -> Any:
+def engine() -> Iterator[Any]:
     """An engine of the example in a stand-in for vLLM's worker."""
-    base = types.ModuleType("vllm.distributed.weight_transfer.base")
-
-    class Info(ABC):  # noqa: B024 - as in vLLM
-        """Facts for an engine."""
-
-    class Engine(ABC):
-        """The base class, with its own methods."""
-
-        init_info_cls: type
-        update_info_cls: type
-
-        def __init__(self, model: Model) -> None:
-            self.model = model
-
-        def init(self, about: dict[str, Any]) -> None:
-            self.init_transfer_engine(self.init_info_cls(**about))  # type: ignore[attr-defined]
-
-        def update_weights(self, about: dict[str, Any]) -> None:
-            self.receive_weights(self.update_info_cls(**about))  # type: ignore[attr-defined]
-
-    for name, value in (
-        ("WeightTransferEngine", Engine), ("WeightTransferInitInfo", Info), ("WeightTransferUpdateInfo", Info),
-    ):  # fmt: skip
-        setattr(base, name, value)
-    for name in ("vllm", "vllm.distributed", "vllm.distributed.weight_transfer"):
-        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
-    monkeypatch.setitem(sys.modules, base.__name__, base)
-    spec = importlib.util.spec_from_file_location("vllm_weights", _EXAMPLES / "vllm_weights.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "vllm_weights", module)
-    spec.loader.exec_module(module)
-    return module.CkstoreEngine(Model())
+    with engine_of(Model()) as engine:
+        yield engine
 
 
-def test_an_engine_of_vllm_copies_what_changed(engine: Any, store: Store) -> None:
+def test_an_engine_of_vllm_copies_what_changed(engine: Any, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     store.config.retention = RetentionPolicy(keep_last=2)
     weights = {
         "q.weight": torch.randn(30, 20).bfloat16(),
@@ -203,7 +152,9 @@ def test_an_engine_of_vllm_copies_what_changed(engine: Any, store: Store) -> Non
         store.save({"model": weights, "lr": 0.1}, step, "policy")
         engine.update_weights({"ref": f"policy@{step}"})  # while it generates: the model keeps the former weights
         assert not model.copied
-    engine.update_weights({"ref": "policy@3", "load": True})
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "store", None)  # the pause is a copy, which reads nothing from the store
+        engine.update_weights({"ref": "policy@3", "load": True})
     check()
     assert model.copied == ["k.weight"]
 
@@ -238,6 +189,8 @@ def test_an_engine_of_vllm_reads_all_after_a_failed_load(engine: Any, tmp_path: 
     flip(pack, pack.stat().st_size - 1)
     with pytest.raises(DamagedBlob, match="norm"):
         engine.update_weights({"ref": "policy@2"})
+    with pytest.raises(DamagedBlob, match="norm"):  # it does not count as read
+        engine.update_weights({"ref": "policy@2", "load": True})
     assert torch.equal(engine.host["model"]["k.weight"], weights["k.weight"])
     assert not torch.equal(engine.model.fused[30:].float(), weights["k.weight"])  # the model has what it had
 

@@ -8,8 +8,10 @@ and each tensor that a difference changes is compared with its checksum.
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,18 +23,42 @@ from safetensors.torch import load_file
 
 _INDEX = "model.safetensors.index.json"
 _MARK = "pulled-version"
+_LINK_BYTES = 2**20
 
 
 class WrongWeights(Exception):
     """A version cannot be applied, or its result is not what it should be."""
 
 
+class Link:
+    """A connection to the directory of versions, over which files are read at most at a rate."""
+
+    def __init__(self, bytes_per_s: float = math.inf) -> None:
+        self.bytes_per_s = bytes_per_s
+        self._free_s = 0.0  # when it has transferred all that was read so far
+
+    def parts(self, path: Path) -> Iterator[bytes]:
+        """Yield a file in parts."""
+        with path.open("rb") as file:
+            while data := file.read(_LINK_BYTES):
+                now_s = time.monotonic()
+                self._free_s = max(self._free_s, now_s) + len(data) / self.bytes_per_s
+                time.sleep(self._free_s - now_s)
+                yield data
+
+    def copy(self, source: str, target: str) -> None:
+        """Copy a file."""
+        with Path(target).open("wb") as file:
+            file.writelines(self.parts(Path(source)))
+
+
 class WeightEngine:
     """An engine with a local copy of the model."""
 
-    def __init__(self, local: Path, base: Path) -> None:
+    def __init__(self, local: Path, base: Path, link: Link | None = None) -> None:
         self.local = local
         self.base = base
+        self.link = link or Link()
 
     @property
     def version(self) -> int | None:
@@ -61,7 +87,7 @@ class WeightEngine:
 
     def _copy(self, source: Path, version: int) -> None:
         shutil.rmtree(self.local, ignore_errors=True)
-        shutil.copytree(source, self.local)
+        shutil.copytree(source, self.local, copy_function=self.link.copy)
         (self.local / _MARK).write_text(str(version))
 
     def _apply(self, source: Path, version: int) -> None:
@@ -75,7 +101,7 @@ class WeightEngine:
         seen = {}
         for path in sorted(_place(source, version).glob("*.safetensors")):
             checksums = _header(path)[0]["__metadata__"]
-            content = path.read_bytes()
+            content = b"".join(self.link.parts(path))
             for name, (_, start, stop) in _tensors(path):
                 seen[name] = path.name
                 frame = content[start:stop]
