@@ -2,9 +2,9 @@
 
 For each share, a step is published with differences and with all weights, in turn, and stand-ins for engines pull it:
 on the same disk, and over links of 1 GB/s and 200 MB/s, which are readers that sleep. Seconds are the median from the
-end of the save to the checked copy of the engine. In addition, the engine of `examples/vllm_weights.py` reads the step
-into host memory, and then copies it into its model. This copy is the pause, and one memcpy of the changed tensors is
-measured after it.
+end of the save to the checked copy of the engine. CPU-seconds are those of both, on the same disk. In addition, the
+engine of `examples/vllm_weights.py` reads the step into host memory, and then copies it into its model. This copy is
+the pause, and one memcpy of the changed tensors is measured after it.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ def main(folder: str, mib: int = 1024, rounds: int = 3) -> int:
     all_bytes = sum(value.nbytes for value in weights.values())
     print(f"{all_bytes / 1e9:.2f} GB of bfloat16 weights in {len(weights)} tensors, median of {rounds}")
     links = [f"{name}, s | of all" for name in _LINKS]
-    columns = ["changed", "form", "bytes", "of all", "publishing, s", *links, "pause, ms", "of a memcpy"]
+    columns = ["changed", "form", "bytes", "of all", "CPU-s | of all", *links, "pause, ms", "of a memcpy"]
     print(f"| {' | '.join(columns)} |")
-    print("| --- " * (len(columns) + len(links)) + "|")
+    print("| --- " * (len(columns) + len(links) + 1) + "|")
     with tempfile.TemporaryDirectory(dir=folder) as place:
         for share in _SHARES:
             for form in ("overwrite", "xor"):
@@ -89,7 +89,7 @@ def _measure(folder: Path, weights: dict[str, torch.Tensor], share: float, form:
                     _train(weights, share)
                     store.save({"model": weights}, step, "policy")
                 for kind, publisher in publishers.items():
-                    began_s = time.monotonic()
+                    began_s, began_cpu_s = time.monotonic(), time.process_time()
                     sizes[kind] = next(publisher).nbytes
                     took[kind, "publishing"].append(time.monotonic() - began_s)
                     for name, rate in _LINKS.items():
@@ -97,14 +97,15 @@ def _measure(folder: Path, weights: dict[str, torch.Tensor], share: float, form:
                         began_s = time.monotonic()
                         engine.pull(folder / kind, newest_version(folder / kind))
                         took[kind, name].append(took[kind, "publishing"][-1] + time.monotonic() - began_s)
+                        if rate is None:
+                            took[kind, "CPU"].append(time.process_time() - began_cpu_s)
                 if step:
                     _pause(served, weights, step, took)
             served.shutdown()
     # The first version has all weights in both.
     median = {key: statistics.median(times[-rounds:]) for key, times in took.items()}
     cells = [f"{share:.2%}", form, f"{sizes['differences'] / 1e6:.1f} MB", f"{sizes['differences'] / sizes['all']:.4f}"]
-    cells.append(f"{median['differences', 'publishing']:.2f}")
-    for name in _LINKS:
+    for name in ("CPU", *_LINKS):
         cells += [f"{median['differences', name]:.2f}", f"{median['differences', name] / median['all', name]:.2f}"]
     pause_s, memcpy_s = median["served", "pause"], median["served", "memcpy"]
     cells += [f"{pause_s * 1e3:.1f}", f"{pause_s / memcpy_s:.2f}"]
