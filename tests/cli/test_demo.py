@@ -19,6 +19,7 @@ from ckstore.errors import BadInput
 from ckstore_cli.demo import story
 from ckstore_cli.demo.story import Demo, DemoFailed, kill_in_a_save, published, saves_in_flight
 from ckstore_cli.demo.trainer import digest
+from tests.saver.conftest import wait_for
 
 SAVER = """
 import os, sys, time
@@ -92,7 +93,7 @@ def assert_told(place: Path, told: str) -> None:
     assert "PROVEN" in told
     assert processes_about(place) == []
     with Store.open(place / "store") as store:
-        assert store.savers() == ()
+        wait_for(lambda: store.savers() == (), "the savers to end")  # as they do when they see that their trainer ended
         names = [info.name for info in store.checkpoints()]
         resumed, whole = (store.info(f"{run}@24") for run in (story.RUN, story.REFERENCE_RUN))
         tuned = store.info(f"{story.TUNED_RUN}@24")
