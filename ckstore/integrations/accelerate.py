@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from ckstore.store import Store
 from ckstore.training.capture import warn_of_place
 from ckstore.training.conditions import Conditions
 from ckstore.training.hyperparameters import overwritten, settings_of
-from ckstore.training.loader import description, is_inside_epoch
+from ckstore.training.loader import batches_of_prepared, description, is_inside_epoch, position_change
 from ckstore.training.processes import is_first, once_for_all, wait_for_all
 
 _PREFIX = "ckstore:"
@@ -120,7 +121,7 @@ class Installed:
         def act() -> tuple[str, int, tuple[str, ...]]:
             base = self._accelerator.project_dir or os.getcwd()
             info, path = checkout_to_resume(self._store, self._run, ref, base)
-            sentences = inexact(self._store, info, self._conditions())
+            sentences = inexact(self._store, info, self._conditions(), self._reading)
             return str(path), info.step, (*sentences, *self._lost_order())
 
         path, step, sentences = once_for_all(act)
@@ -187,6 +188,8 @@ class Installed:
         return Conditions(
             world_size=self._accelerator.num_processes,
             dataloader=description(loaders[0]) if loaders else {},
+            batches_read=batches_of_prepared(loaders[0]) if loaders else 0,
+            samples_per_batch=getattr(loaders[0], "total_batch_size", 0) if loaders else 0,
             dataloader_resumes=bool(self._accelerator.use_stateful_dataloader)
             or not any(map(is_inside_epoch, loaders)),
             options={
@@ -194,6 +197,17 @@ class Installed:
                 "gradient_accumulation_steps": self._accelerator.gradient_accumulation_steps,
             },
         )
+
+    def _reading(self, before: Conditions, now: Conditions, _step: int) -> Iterator[str]:
+        """Yield how many samples of an unfinished epoch will be read again, or never."""
+        length = now.dataloader.get("dataset_length") or sys.maxsize
+        read = min(before.batches_read * before.samples_per_batch, length)
+        if self._accelerator.use_stateful_dataloader and before.dataloader_resumes:
+            # Each process continues after as many batches as before, and a batch may be of fewer or more samples.
+            yield from position_change(read, min(before.batches_read * now.samples_per_batch, length), "the epoch")
+        else:
+            unless = "unless the script skips their batches with accelerator.skip_first_batches"
+            yield from (f"{sentence}, {unless}" for sentence in position_change(read, 0, "the epoch"))
 
     def _lost_order(self) -> tuple[str, ...]:
         """Return a sentence if a data loader shuffles with its own generator. accelerate adds one on several ranks."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from ckstore.errors import BadInput, DamagedBlob, NoSuchRef
@@ -152,8 +152,21 @@ def with_random_states(conditions: Conditions, names: list[str]) -> Conditions:
     return conditions.with_rng_of(int(match[1] or match[2] or 0) for match in found)
 
 
-def inexact(store: Store, info: CheckpointInfo, now: Conditions) -> tuple[str, ...]:
-    """Return the aspects that will not continue exactly on any rank, as known to rank 0, one sentence each."""
+def inexact(
+    store: Store,
+    info: CheckpointInfo,
+    now: Conditions,
+    reading: Callable[[Conditions, Conditions, int], Iterable[str]] = lambda *_: (),
+) -> tuple[str, ...]:
+    """Return the aspects that will not continue exactly on any rank, as known to rank 0, one sentence each.
+
+    Args:
+        store: The store.
+        info: The checkpoint.
+        now: The conditions of this run.
+        reading: Yields how many samples are read again or never, from the conditions of the checkpoint, those of this
+            run, and the step.
+    """
     try:
         recorded = Conditions.from_json(info.metadata.get(CONDITIONS))
     except BadInput:  # no conditions, or metadata of the user with the same name
@@ -162,4 +175,4 @@ def inexact(store: Store, info: CheckpointInfo, now: Conditions) -> tuple[str, .
         names = [file.path for file in checkpoint.files()]
     if names:
         recorded = with_random_states(recorded, names)
-    return tuple(differences(recorded, now, range(now.world_size)))
+    return (*differences(recorded, now, range(now.world_size)), *reading(recorded, now, info.step))

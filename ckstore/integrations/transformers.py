@@ -30,6 +30,7 @@ from ckstore.integrations.directories import (
     remove,
     with_random_states,
 )
+from ckstore.integrations.trainer_position import trainer_reading
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.reports.not_saved import NotSaved
 from ckstore.ops.notices import warn
@@ -491,7 +492,7 @@ def directory_to_resume(
             if or_none:
                 return None, ()
             raise NoSuchRef(error.message, hint=_FIRST_START) from error
-        sentences = () if now is None else inexact(store, info, now)
+        sentences = () if now is None else inexact(store, info, now, trainer_reading)
         return str(path), sentences
 
     directory, sentences = once_for_all(act)

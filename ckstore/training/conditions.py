@@ -27,6 +27,8 @@ class Conditions:
     # Settings of the program that a resume does not change, such as the precision.
     options: Mapping[str, Any] = field(default_factory=dict)
     lost: tuple[str, ...] = ()  # aspects that could not be captured, one sentence each, with the remedy
+    batches_read: int = 0  # batches of the epoch that each process has read, 0 between two epochs or if unknown
+    samples_per_batch: int = 0  # samples in a batch of all processes together, or 0 if unknown
 
     def with_rng_of(self, ranks: Iterable[int]) -> Conditions:
         """Return the same conditions with the random states of these ranks."""
@@ -56,6 +58,8 @@ class Conditions:
                 dict(members.get("settings", {})),
                 dict(members.get("options", {})),
                 tuple(str(sentence) for sentence in members.get("lost", ())),
+                int(members.get("batches_read", 0)),
+                int(members.get("samples_per_batch", 0)),
             )
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             msg = f"this is not a record of the conditions of a training run: {error}"

@@ -20,7 +20,8 @@ class ElasticSampler:
     Args:
         dataset: A data set with a length, or the length.
         shuffle: Whether each epoch has a different order. The program calls `set_epoch` before each epoch.
-        seed: Seed of the order. It must be the same on all ranks.
+        seed: Seed of the order. It must be the same on all ranks. A loaded position has its own seed, which replaces
+            this one, since the position counts samples of that order.
         remainder: How to distribute the last samples if there are fewer of them than ranks. ``repeat`` reads other
             samples of the epoch a second time, so that all ranks read the same number. ``drop`` omits the last samples.
             With ``share``, some ranks read one more sample, and each sample is read once. `DistributedDataParallel`
@@ -86,12 +87,14 @@ class ElasticSampler:
             self.epoch, self._begin_at = epoch, None
 
     def state_dict(self) -> dict[str, int]:
-        """Return the epoch and the number of its samples that all ranks have read."""
-        return {"epoch": self.epoch, "done": self._done_count if self._begin_at is None else self._begin_at}
+        """Return the epoch, the number of its samples that all ranks have read, and the seed of their order."""
+        done_count = self._done_count if self._begin_at is None else self._begin_at
+        return {"epoch": self.epoch, "done": done_count, "seed": self.seed}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Set the position at which the next iterator begins."""
+        """Set the position at which the next iterator begins, and the seed of its order."""
         self.epoch, self._begin_at = state["epoch"], state["done"]
+        self.seed = state.get("seed", self.seed)  # older states lack it
 
     def _order(self) -> Any:
         count = self._count()

@@ -12,6 +12,7 @@ from ckstore.errors import BadInput
 from ckstore.model.words import counted
 from ckstore.tensors.kinds import is_stateful
 from ckstore.tensors.refusals import type_name
+from ckstore.training.elastic_sampler import ElasticSampler
 from ckstore.training.generators import set_generators
 from ckstore.training.stateful_dataset import StatefulDataset
 
@@ -105,16 +106,31 @@ def reading(loader: Any, place: Mapping[str, Any], before_world_size: int, world
     if not place["read"] or (is_stateful(loader) and (before_world_size == world_size or not shares)):
         return
     count = length_of(loader.dataset) or sys.maxsize
+    shares = shares or isinstance(loader.sampler, ElasticSampler)
     # Either all ranks together have read the first samples of one order, or each rank has read some of its own.
     read = min(place["read"] * (before_world_size if shares else 1), count)
     begin = min(place["read"] * world_size, count)
     whose = "the epoch" if shares or before_world_size == 1 else "the epoch on each rank"
     if not is_stateful(loader):
-        yield f"{counted(read, 'sample')} of {whose} will be read a second time"
-    elif read > begin:
-        yield f"{counted(read - begin, 'sample')} of {whose} will be read a second time; {_CURE}"
+        yield from position_change(read, 0, whose)
+    else:
+        yield from (f"{sentence}; {_CURE}" for sentence in position_change(read, begin, whose))
+
+
+def position_change(read: int, begin: int, whose: str) -> Iterator[str]:
+    """Yield how many samples are read again, or never, if a run that has read `read` of them continues at `begin`."""
+    if read > begin:
+        yield f"{counted(read - begin, 'sample')} of {whose} will be read a second time"
     elif read < begin:
-        yield f"{counted(begin - read, 'sample')} of {whose} will never be read; {_CURE}"
+        yield f"{counted(begin - read, 'sample')} of {whose} will never be read"
+
+
+def batches_of_prepared(loader: Any) -> int:
+    """Return the number of batches of an epoch that a loader of accelerate has returned, or 0 if this is unknown."""
+    if type(loader).__name__ != "DataLoaderShard":  # a dispatcher reads the batches of all processes on one
+        return 0
+    # It reads one batch ahead of the batch that it returns.
+    return max(_batches_read(loader.base_dataloader) - 1, 0)
 
 
 def set_place(loader: Any, place: Mapping[str, Any], generators: Mapping[str, Any], states: Mapping[str, Any]) -> None:
