@@ -19,6 +19,7 @@ GPU_PYTHON ?= 3.12
 VENV := .venv
 PEERS := build/peers
 TRL := build/trl
+TRACKERS := build/trackers
 STATES := build/states
 REMOTE := build/remote
 BIN := $(VENV)/bin
@@ -36,7 +37,7 @@ export OMP_NUM_THREADS := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test pytest shares lint format docs crash reliability endurance mutants soak odd bench bench-peers gpu-kit trl states remote measures system-packages clean
+.PHONY: help venv demo test pytest shares lint format docs crash reliability endurance mutants soak odd bench bench-peers gpu-kit trl trackers states remote measures system-packages clean
 .DELETE_ON_ERROR:
 
 help: ## Tell the targets
@@ -158,6 +159,16 @@ $(TRL)/.installed: $(STAMP)
 	$(BIN)/python -c "import site, sysconfig; print('import site; site.addsitedir(' + repr(sysconfig.get_path('purelib')) + ')')" \
 		> $$($(TRL)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/project.pth
 	$(TRL)/bin/python -m pip --disable-pip-version-check install -q -c constraints.txt trl==1.16.0
+	@touch $@
+
+trackers: $(TRACKERS)/.installed ## Checkpoints as references in the real W&B, MLflow and Trackio, without a network, in an environment of its own
+	$(TRACKERS)/bin/python -m pytest tests/integrations/test_real_trackers.py tests/integrations/test_trackers.py $(PYTEST_ARGS)
+
+$(TRACKERS)/.installed: $(STAMP)
+	$(BIN)/python -m venv --clear $(TRACKERS)
+	$(BIN)/python -c "import site, sysconfig; print('import site; site.addsitedir(' + repr(sysconfig.get_path('purelib')) + ')')" \
+		> $$($(TRACKERS)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/project.pth
+	$(TRACKERS)/bin/python -m pip --disable-pip-version-check install -q wandb==0.31.0 mlflow-skinny==3.17.2 trackio==0.43.0
 	@touch $@
 
 states: $(STATES)/.installed ## The table of real states whole: also optimizers, modules and loaders of other packages, in an environment of its own

@@ -171,6 +171,10 @@ class BackgroundSaves:
             if isinstance(outcome, CheckpointInfo):
                 context.totals.saved(outcome)
                 context.totals.tried_again(0 if outcome.counters is None else outcome.counters.retry_count)
+                if context.tracker is not None:
+                    from ckstore.ops.save.subscribers import tell_caller
+
+                    tell_caller(context, outcome)
             else:
                 context.totals.not_saved("failed")
 

@@ -461,7 +461,7 @@ class Store:
             try_for_s=try_for_s,
         )
         _of_training(state, options)
-        request = self._requested(run, step, options, progress)
+        request = self._requested(run, step, options, progress, ranks)
 
         def save_once() -> CheckpointInfo:
             if ranks is not None:
@@ -752,7 +752,7 @@ class Store:
             wait_for_space_s=wait_for_space_s,
             try_for_s=try_for_s,
         )
-        request = self._requested(run, step, options, progress)
+        request = self._requested(run, step, options, progress, ranks)
         how = CommitOptions(times, allow_incomplete)
 
         def commit_once() -> CheckpointInfo:
@@ -2157,14 +2157,21 @@ class Store:
             warn(text)
 
     def _requested(
-        self, run: str | None, step: int | None, options: SaveOptions, progress: Progress | None
+        self,
+        run: str | None,
+        step: int | None,
+        options: SaveOptions,
+        progress: Progress | None,
+        ranks: Ranks | None,
     ) -> Callable[[], Request]:
         """Return a function that waits for the background saves of the run and returns the request."""
         from ckstore.ops.save.options import request_of
 
         def request() -> Request:
             self.background._settle(self._effective_run(run))  # noqa: SLF001 - its own
-            return request_of(self._context, self._run_named(run), step, options, progress)
+            # Of several ranks, the first one names its run of a tracker.
+            is_tracked = getattr(ranks, "rank", 0) == 0
+            return request_of(self._context, self._run_named(run), step, options, progress, is_tracked=is_tracked)
 
         return request
 

@@ -109,6 +109,13 @@ class Evictor(Protocol):
         """Evict checkpoints, and return those that were evicted."""
 
 
+class Tracker(Protocol):
+    """Knows the runs of experiment trackers, such as W&B, that a save of this process belongs to."""
+
+    def runs(self) -> list[dict[str, str]]:
+        """Return the runs that are active, as `model.manifest.tracker_run` reads them, without any I/O."""
+
+
 class SaveWatch:
     """Called during a save, from several threads: a background saver informs its trainer. This one does nothing."""
 
@@ -222,6 +229,7 @@ class Context:
     rescuer: Rescuer | None = None
     # Returns the evictor for a save that lacks space, or None if no other place gets every checkpoint.
     evictor: Callable[[], Evictor | None] | None = None
+    tracker: Tracker | None = None  # None if the saves of this handle are not tracked
     writes_disabled_because: str = ""  # why this process must not write to the store any more; empty if it may
     watch: SaveWatch = NO_WATCH  # called during a save
     trainer_pid: int | None = None  # the process that a background saver saves for; None in every other process
@@ -354,7 +362,7 @@ def another_store(layout: Layout, uuid: str, expected: str) -> StoreNotFound:
     return StoreNotFound(msg, hint="open that store, or mount or move the former one back")
 
 
-Origin = Literal["saved", "replaced", "existing", "joined"]
+Origin = Literal["saved", "replaced", "existing", "joined", "reported"]
 NEW: tuple[Origin, ...] = ("saved", "replaced")  # a save of this process added it to the store
 
 
@@ -365,7 +373,8 @@ class Publication:
     context: Context
     checkpoint: CheckpointInfo
     # `saved`, or `replaced` if it replaced older ones of its step. `existing` if it existed before and was kept instead
-    # of the state of this save. `joined` if the ranks of several nodes saved it, and this node lists it.
+    # of the state of this save. `joined` if the ranks of several nodes saved it, and this node lists it. `reported` if
+    # a saver or another rank published it, and this is the process of the caller.
     origin: Origin
     notes: list[str] = field(default_factory=list)  # warnings of the save; each subscriber may add some
     laps: PhaseTimer = field(default_factory=PhaseTimer)  # how long each part of the save took
@@ -397,6 +406,7 @@ class Subscriber(NamedTuple):
 
     name: str  # what it does, for messages; also the key of its problem in `Notices.problems`
     told: Callable[[Publication], Sequence[str]]  # returns notes for the user
+    of_caller: bool = False  # also called in the process of the caller if a saver or another rank published
 
 
 def info_of(

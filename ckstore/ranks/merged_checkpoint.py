@@ -18,6 +18,7 @@ from ckstore.model.manifest.lineage import CountedPieces
 from ckstore.model.manifest.manifest import Manifest, Node, StateTexts
 from ckstore.model.manifest.parse import parse_manifest
 from ckstore.model.manifest.ranks import DcpValue, RankRecord
+from ckstore.model.manifest.tracker_run import TRACKED_BY
 from ckstore.model.training_identity import Parent
 from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.objects.layout import BLOBS
@@ -133,6 +134,9 @@ class MergedCheckpoint:
         texts = StateTexts.of(captured.leaves, captured.state)
         parent = self._parent(context, request, about)
         description = described(request.about, parent)
+        if TRACKED_BY in about[0]:
+            metadata = {TRACKED_BY: about[0][TRACKED_BY], **description.metadata}
+            description = replace(description, metadata=metadata)
         draft = draft_of(context, captured, stored, texts, request.run, description, parent)
         found = None
         # A part of a rank that did not count, as by another version, would count as finite.

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ckstore.errors import CkstoreError, RankFailed, RankMismatch, StoreNotFound
 from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.model.manifest.tracker_run import TRACKED_BY
 from ckstore.objects.checkpoints import published_of_step
 from ckstore.ops.context import Context
 from ckstore.ops.free import reclaim
@@ -16,6 +17,7 @@ from ckstore.ops.notices import tell_left_out, tell_not_durable
 from ckstore.ops.save.commit import CommitOptions, capture_files
 from ckstore.ops.save.gather import step_in_name
 from ckstore.ops.save.save import Request, failing_as_save
+from ckstore.ops.save.subscribers import tell_caller
 from ckstore.ranks.attempt import AsRank
 from ckstore.ranks.decide import Coordinator
 from ckstore.ranks.file_rendezvous import FileRendezvous
@@ -81,7 +83,10 @@ def save_as_rank(
                 work.run(lambda: _fail(context, work, raised))
         raise
     work.progress = request.progress
-    return work.run(lambda: _save(context, work, request, captured))
+    info = work.run(lambda: _save(context, work, request, captured))
+    if who.rank == 0:
+        tell_caller(context, info)
+    return info
 
 
 def _fail(context: Context, work: RankWork, error: BaseException) -> None:
@@ -104,7 +109,10 @@ def _save(context: Context, work: RankWork, request: Request, captured: Captured
         deciding = Coordinator(context, meeting, work, request)
         try:
             # After the meeting was entered: so the others learn of a failure, and of a second process of this rank.
-            staging = stage_part(context, work, Content(captured, {}), request.patience)
+            # The rank that decides publishes these runs, since only the first rank is tracked.
+            tracked_by = request.about.metadata.get(TRACKED_BY) if who.rank == 0 else None
+            about = {} if tracked_by is None else {TRACKED_BY: tracked_by}
+            staging = stage_part(context, work, Content(captured, about), request.patience)
         except BaseException as error:
             deciding.fail(error)
             raise

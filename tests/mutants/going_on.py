@@ -7,7 +7,54 @@ from tests.mutants.mutant import Mutant
 _REMOTE, _FREE = "tests/remote/test_failing_items.py", "tests/ops/free/test_failing_items.py"
 _SUBSCRIBERS = "tests/ops/save/test_subscribers.py"
 
+_TRACKERS = "tests/integrations/test_trackers.py"
+
 GOING_ON = [
+    Mutant(
+        "an error of a tracker neither ends its thread nor hides from the user",
+        "tracker-errors-hidden",
+        "TrackerLogger._log_all",
+        "            if failures:\n",
+        "            if False:\n",
+        f"{_TRACKERS}::test_a_tracker_that_fails_is_one_warning_and_an_event_for_each_checkpoint[wandb]",
+        "assert",
+    ),
+    Mutant(
+        "a limited number of checkpoints waits for a tracker that hangs",
+        "trackers-wait-without-bound",
+        "TrackerLogger.told",
+        "len(self._unfinished) >= _MOST_WAITING",
+        "False",
+        f"{_TRACKERS}::test_a_tracker_that_hangs_delays_no_save_and_what_waits_for_it_is_bounded[wandb]",
+        "assert",
+    ),
+    Mutant(
+        "a background save is logged in the process of the trainer",
+        "background-saves-untracked",
+        "BackgroundSaves._client",
+        "if context.tracker is not None:",
+        "if False:",
+        f"{_TRACKERS}::test_each_checkpoint_is_logged_once_by_its_id_and_names_its_run[wandb]",
+        "assert",
+    ),
+    Mutant(
+        "whichever rank publishes, the checkpoint names the run of the first rank",
+        "run-of-the-first-rank-lost",
+        "MergedCheckpoint._staged",
+        "if TRACKED_BY in about[0]:",
+        "if False:",
+        f"{_TRACKERS}::test_rank_0_logs_whichever_rank_publishes[wandb]",
+        "assert",
+    ),
+    Mutant(
+        "the password in the URI of a tracking server is not stored",
+        "tracking-password-stored",
+        "MlflowRun.__init__",
+        'netloc=parts.netloc.rpartition("@")[2], query="", fragment=""',
+        "",
+        f"{_TRACKERS}::test_log_show_and_the_report_have_the_run[mlflow]",
+        "assert",
+    ),
     Mutant(
         "a checkpoint that cannot be pushed stops no other task of the mirror",
         "mirror-stops-at-one",
@@ -138,7 +185,7 @@ GOING_ON = [
     Mutant(
         "a subscriber that fails after a commit fails neither the save nor the next ones",
         "subscriber-stops-the-others",
-        "subscribers.tell_subscribers",
+        "subscribers._tell",
         "            notes = (failed_afterwards(name, publication.checkpoint.run, why),)\n",
         "            raise\n",
         f"{_SUBSCRIBERS}::test_each_that_fails_after_the_commit_is_a_warning_and_the_next_ones_are_told",

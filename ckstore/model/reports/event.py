@@ -32,6 +32,7 @@ KINDS = (
     "renamed",
     "compacted",
     "uncompacted",
+    "untracked",
 )
 RENAMED = "renamed to"
 """The start of the reason of a `dropped` event if the checkpoint was moved to another run."""
@@ -50,7 +51,7 @@ class Event:
         event: ``saved``, ``replaced``, ``failed``, ``retried`` (an attempt failed, and another followed), ``unknown``
             (`UnknownOutcome`), ``dropped``, ``restored``, ``freed``, ``damaged``, ``healed``,
             ``mirrored``, ``missing`` (on the mirror), ``evicted``, ``pruned``, ``renamed``, ``compacted``,
-            ``uncompacted`` (a planned compaction failed).
+            ``uncompacted`` (a planned compaction failed), ``untracked`` (a tracker did not get the checkpoint).
         run, step, id: The checkpoint. Empty, None and empty if the event does not concern one.
         nbytes: Bytes that a save added, that were freed or sent, or that a compaction saved.
         seconds: Duration of a save.

@@ -14,6 +14,7 @@ from ckstore.model.brief import HtmlReport
 from ckstore.model.digest import short_id
 from ckstore.model.doctor.finding import age_words
 from ckstore.model.manifest.health import unchanged_text
+from ckstore.model.manifest.tracker_run import runs_in
 from ckstore.model.reports.event import Event
 from ckstore.model.reports.held_blobs import Holder
 from ckstore.model.saver.status import SaverStatus
@@ -307,6 +308,7 @@ def _happened(page: ReportPage) -> str:
 def _checkpoints(page: ReportPage) -> str:
     shown = page.infos[-_ROWS_SHOWN:][::-1]
     by_id = {info.id: info for info in page.infos}
+    is_tracked = any(runs_in(info.metadata) for info in shown)
     rows = []
     for info in shown:
         parent = by_id.get(info.parent or "")
@@ -321,11 +323,13 @@ def _checkpoints(page: ReportPage) -> str:
             metrics_text(info.metrics),
             " ".join([", ".join(info.tags), *damaged, *unhealthy, *unchanged]).strip(),
             parent.name if parent and parent.run != info.run else "",
+            *(["; ".join(map(str, runs_in(info.metadata)))] if is_tracked else []),
         )
         rows.append(row)
     if not rows:
         return ""
-    head = ("Checkpoint", "Saved (UTC)", "Size", "New", "Metrics", "Tags", "Begun from")
+    tracked_by = ("Tracked by",) if is_tracked else ()
+    head = ("Checkpoint", "Saved (UTC)", "Size", "New", "Metrics", "Tags", "Begun from", *tracked_by)
     table = _table(f"The newest {len(rows)} of {len(page.infos)}", head, rows, "  >>")
     details = f"<details><summary>{counted(len(rows), 'checkpoint')}</summary>{table}</details>"
     return _section("Checkpoints", details, _superseded(page))

@@ -40,7 +40,14 @@ class SaveOptions(TypedDict, total=False):
 
 
 def request_of(  # noqa: PLR0917 - the same as the fields of `Request`
-    context: Context, run: str, step: int | None, options: SaveOptions, progress: Progress | None, ref: str = ""
+    context: Context,
+    run: str,
+    step: int | None,
+    options: SaveOptions,
+    progress: Progress | None,
+    ref: str = "",
+    *,
+    is_tracked: bool = True,
 ) -> Request:
     """Return the request for a save, after looking up its parent and checking options that need no filesystem access.
 
@@ -51,17 +58,20 @@ def request_of(  # noqa: PLR0917 - the same as the fields of `Request`
         options: The options of the caller.
         progress: Called with the progress.
         ref: The ref of the parent, if the saver will look it up later. If empty, `options["parent"]` is looked up now.
+        is_tracked: Whether the metadata names the runs of the tracker of the store, if it has one.
     """
     from ckstore.model.manifest.describe import describe
+    from ckstore.model.manifest.tracker_run import with_runs
     from ckstore.ops.refs.find import find
     from ckstore.ops.save.continuation import parent_at
     from ckstore.ops.save.save import Request
 
+    tracker = context.tracker
     named = None if ref else options.get("parent")
     parent = None if named is None else parent_at(context, find(context, named))
     about = describe(
         options.get("metrics"),
-        options.get("metadata"),
+        with_runs(options.get("metadata"), [] if tracker is None or not is_tracked else tracker.runs()),
         options.get("message", ""),
         None if parent is None else parent.id,
     )

@@ -11,17 +11,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ckstore.errors import CkstoreError, CkstoreWarning
+from ckstore.interpreter import log_notes
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.ops import events
 from ckstore.ops.api_calls import describe_os_error
-from ckstore.ops.context import NEW, Publication, Subscriber
+from ckstore.ops.context import NEW, Context, Publication, Subscriber
 from ckstore.ops.free.make_room import failed_afterwards, keep_policy
 
 
 def tell_subscribers(publication: Publication) -> CheckpointInfo:
     """Call each subscriber with a published checkpoint, and return the info that its save returns."""
+    _tell(publication, (_RETENTION, _JOURNAL, *publication.context.subscribers, _METRICS))
+    return publication.info
+
+
+def tell_caller(context: Context, checkpoint: CheckpointInfo) -> None:
+    """Call the subscribers of the caller's process after a saver or another rank published a checkpoint for it."""
+    publication = Publication(context, checkpoint, "reported")
+    _tell(publication, [subscriber for subscriber in context.subscribers if subscriber.of_caller])
+    log_notes(checkpoint.name, publication.notes, context.notices.logged)
+
+
+def _tell(publication: Publication, subscribers: Sequence[Subscriber]) -> None:
     problems = publication.context.notices.problems
-    for name, told in (_RETENTION, _JOURNAL, *publication.context.subscribers, _METRICS):
+    for name, told, _ in subscribers:
         try:
             notes = told(publication)
         except (CkstoreError, CkstoreWarning, OSError) as error:  # the warning where warnings are errors
@@ -32,7 +45,6 @@ def tell_subscribers(publication: Publication) -> CheckpointInfo:
         else:
             problems.pop(name, None)
         publication.notes += notes
-    return publication.info
 
 
 def _note(publication: Publication) -> Sequence[str]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _LOOKS = {
     **dict.fromkeys(("failed", "unknown", "uncompacted", "damaged"), "red"),
-    **dict.fromkeys(("dropped", "retried"), "yellow"),
+    **dict.fromkeys(("dropped", "retried", "untracked"), "yellow"),
     "saved": "green",
 }
 _SUMMED_FROM = 20  # fewer are easy to count

@@ -9,6 +9,7 @@ import click
 
 from ckstore.model.digest import short_id
 from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.model.manifest.tracker_run import runs_in
 from ckstore.model.sizes import size_text
 from ckstore.model.times import start_of, time_of_text
 from ckstore.model.words import metrics_text, printable
@@ -178,7 +179,7 @@ def _table(infos: Sequence[CheckpointInfo], out: Output) -> Iterator[str]:
 
 
 def _about(info: CheckpointInfo) -> list[str]:
-    """Return the marks, metrics and tags of a checkpoint, and the first line of its message."""
+    """Return marks, metrics and tags of a checkpoint, the first line of its message, and its runs of trackers."""
     tags = f"({', '.join(info.tags)})" if info.tags else ""
     message = info.message.strip().partition("\n")[0]
     found = ("DAMAGED" if info.damaged else "", "UNHEALTHY" if info.unhealthy else "")
@@ -188,4 +189,5 @@ def _about(info: CheckpointInfo) -> list[str]:
         "compacted" if info.compacted else "",
         "superseded" if info.superseded else "",
     )
-    return [part for part in (*found, *where, metrics_text(info.metrics), tags, printable(message)) if part]
+    runs = " ".join(run.short for run in runs_in(info.metadata))
+    return [part for part in (*found, *where, metrics_text(info.metrics), tags, printable(message), runs) if part]

@@ -13,6 +13,7 @@ import click
 from ckstore.errors import AmbiguousRef, NoSuchRef
 from ckstore.model.manifest.health import unchanged_text
 from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.model.manifest.tracker_run import runs_in
 from ckstore.model.sizes import size_text
 from ckstore.model.words import counted, printable, share_text, time_text
 from ckstore_cli._documents import to_json
@@ -100,6 +101,8 @@ def _lines(
     if info.notes:
         notes = (f"{note.created[:16].replace('T', ' ')} UTC  {note.text.strip()}" for note in info.notes)
         yield from _block("notes", printable("\n".join(notes), keep_lines=True))
+    for run in runs_in(info.metadata):
+        yield "tracked by", str(run)
     if info.metadata:
         text = json.dumps(to_json(info.metadata), indent=2, ensure_ascii=False)
         yield from _block("metadata", printable(text, keep_lines=True))
