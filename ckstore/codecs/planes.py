@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     Unsigned = NDArray[np.unsignedinteger]
 
 _LENGTH_BYTES = 4
+_REPEATED = 1 / 2
 
 # Pages that a thread has touched already: fresh ones take as long to come by as a tile takes to be put together.
 _own = threading.local()
@@ -43,19 +44,23 @@ def pack(elements: Unsigned) -> bytes:
     """
     import numpy as np
 
-    width, count = elements.itemsize, len(elements)
-    planes = np.empty((width, count), np.uint8)
-    np.copyto(planes, elements.view(np.uint8).reshape(count, width).T)
-    stored = []
-    for plane in planes:
+    stored: list[bytes] = []
+    for k in range(elements.itemsize):
+        # Faster than a strided copy.
+        plane = (elements >> (8 * k)).astype(np.uint8)
+        # The lowest byte of a number is nearly random, so only repeated elements make its plane much smaller.
+        repeats = k > 0 and len(stored[0]) < _REPEATED * len(plane)
         # The upper planes of small differences are zeros.
-        packed = zstd.compress(plane.data) if plane.any() else b""
+        packed = zstd.compress(plane.data, try_all=repeats) if plane.any() else b""
         stored.append(packed if len(packed) < len(plane) else plane.tobytes())
     return b"".join([*(len(data).to_bytes(_LENGTH_BYTES, "little") for data in stored), *stored])
 
 
-def unpack(data: memoryview, out: Unsigned) -> None:
-    """Fill `out` with the elements of packed planes."""
+def unpack(data: memoryview, out: Unsigned, *, exponent_first: bool = False) -> None:
+    """Fill `out` with the elements of packed planes.
+
+    With `exponent_first`, the planes are those of `with_exponent_first`.
+    """
     import numpy as np
 
     width, count = out.itemsize, len(out)
@@ -73,39 +78,80 @@ def unpack(data: memoryview, out: Unsigned) -> None:
         else:
             planes.append(None)
         at += length
-    _merge(planes, out)
+    _merge(planes, out, exponent_first=exponent_first)
 
 
-def _merge(planes: list[NDArray[np.uint8] | None], out: Unsigned) -> None:
-    """Merge planes, the lowest first. Pairs of narrower numbers are three times as fast as strided writes."""
+def with_exponent_first(x: Unsigned) -> Unsigned:
+    """Return bfloat16 or float32 numbers with the exponent as the highest byte, followed by the sign."""
+    import numpy as np
+
+    bits = 8 * x.itemsize
+    sign, mantissa = 1 << (bits - 9), (1 << (bits - 9)) - 1
+    out: Unsigned = np.bitwise_and(x, 0xFF * sign)
+    np.multiply(out, 2, out=out)
+    other: Unsigned = np.right_shift(x, 8)
+    np.bitwise_and(other, sign, out=other)
+    np.bitwise_or(out, other, out=out)
+    np.bitwise_and(x, mantissa, out=other)
+    np.bitwise_or(out, other, out=out)
+    return out
+
+
+def _merge(planes: list[NDArray[np.uint8] | None], out: Unsigned, *, exponent_first: bool = False) -> None:
+    """Merge planes, the lowest first.
+
+    Pairs of narrower numbers are three times as fast as strided writes, and NumPy multiplies faster than it shifts.
+    """
     import numpy as np
 
     low, high = planes[: len(planes) // 2], planes[len(planes) // 2 :]
     if not low:
         _put(planes[0], out)
         return
+    if exponent_first and len(planes) == 2:
+        _put_float(low[0], high[0], out)
+        return
     half = np.dtype(f"<u{len(low)}")
     lower = _merged("low", low, half, len(out))
-    upper = _merged("high", high, half, len(out))
+    upper = _merged("high", high, half, len(out), exponent_first=exponent_first)
     if upper is None:
         _put(lower, out)
         return
-    np.left_shift(upper, 8 * len(low), out=out, dtype=out.dtype)
+    _put(upper, out)
+    np.multiply(out, 1 << (8 * len(low)), out=out)
     if lower is not None:
         np.bitwise_or(out, lower, out=out)
 
 
 def _merged(
-    name: str, planes: list[NDArray[np.uint8] | None], dtype: np.dtype[np.unsignedinteger], count: int
+    name: str,
+    planes: list[NDArray[np.uint8] | None],
+    dtype: np.dtype[np.unsignedinteger],
+    count: int,
+    *,
+    exponent_first: bool = False,
 ) -> Unsigned | None:
     if len(planes) == 1:
         return planes[0]
     if all(plane is None for plane in planes):
         return None
     out = scratch(f"{name}{dtype.itemsize}", count, dtype)
-    _merge(planes, out)
+    _merge(planes, out, exponent_first=exponent_first)
     return out
 
 
-def _put(elements: Unsigned | None, out: Unsigned) -> None:
+def _put_float(sign_and_mantissa: Unsigned | None, exponent: Unsigned | None, out: Unsigned) -> None:
+    """Fill `out` with the upper two bytes of floats, from the plane of signs and mantissas and that of exponents."""
+    import numpy as np
+
+    lower = scratch("float", len(out), out.dtype)
+    # A signed byte becomes a number with its sign in the highest bit.
+    _put(None if sign_and_mantissa is None else sign_and_mantissa.view(np.int8), lower.view(np.int16))
+    np.bitwise_and(lower, 0x807F, out=lower)
+    _put(exponent, out)
+    np.multiply(out, 1 << 7, out=out)
+    np.bitwise_or(out, lower, out=out)
+
+
+def _put(elements: NDArray[np.integer] | None, out: NDArray[np.integer]) -> None:
     out[:] = 0 if elements is None else elements

@@ -21,8 +21,11 @@ WIDTHS = (1, 2, 4, 8)
 
 _HEAD_BYTES = 12
 _SKIP = 255
-# Below, planes by themselves are never smaller than the changes; above, gaps never smaller than the difference.
+# Up to the first share of differing elements, gaps are the smallest form. Above the second, they never are.
 _SPARSE, _DENSE = 1 / 16, 1 / 2
+_FLOAT_WIDTHS = (2, 4)
+# Encoding a tile in every form takes several times as long as in one, so the form is chosen by a sample.
+_SAMPLE_PARTS, _SAMPLE_PART = 8, 2**10
 
 
 class Codec(IntEnum):
@@ -33,6 +36,7 @@ class Codec(IntEnum):
     DIFFERENCE = 2
     GAPS = 3
     SAME = 4
+    FLOATS = 5
 
 
 class StoredTile(NamedTuple):
@@ -44,21 +48,55 @@ class StoredTile(NamedTuple):
 
 def encode(tile: Buffer, base: Buffer | None, width: int) -> StoredTile:
     """Return the smallest form of a tile, never larger than itself. `base` has as many bytes that a reader also has."""
+    import numpy as np
+
     x = _elements(tile, width)
-    found = []
-    changed: Any = None
-    if base is not None:
-        d = _difference(x, _elements(base, width))
-        (changed,) = d.nonzero()
-        if not len(changed):
+    d = None if base is None else _difference(x, _elements(base, width))
+    codecs = [Codec.PLANES, *([Codec.FLOATS] if width in _FLOAT_WIDTHS and _has_both_signs(x) else [])]
+    if d is not None:
+        share = int(np.count_nonzero(d)) / len(d)
+        if not share:
             return StoredTile(Codec.SAME, b"")
-        found.append(StoredTile(Codec.DIFFERENCE, planes.pack(d)))
-        if len(changed) <= _DENSE * len(d):
-            found.append(StoredTile(Codec.GAPS, _pack_gaps(changed, d[changed])))
-    if changed is None or len(changed) > _SPARSE * len(x):
-        found.append(StoredTile(Codec.PLANES, planes.pack(x)))
-    smallest = min(found, key=lambda stored: len(stored.data))
+        codecs += [Codec.DIFFERENCE, *([Codec.GAPS] if share <= _DENSE else [])]
+        codecs = [Codec.GAPS] if share <= _SPARSE else codecs
+    if len(codecs) > 1 and len(x) > 2 * _SAMPLE_PARTS * _SAMPLE_PART:
+        codecs = [_smallest(codecs, _sample(x), None if d is None else _sample(d)).codec]
+    smallest = _smallest(codecs, x, d)
     return smallest if len(smallest.data) < len(tile) else StoredTile(Codec.RAW, bytes(tile))
+
+
+def _has_both_signs(x: Unsigned) -> bool:
+    """Whether a tile has positive and negative numbers.
+
+    Without a sign, the plane below the exponents has only seven random bits. As floats it takes 1 % less space, and
+    decoding takes 20 % longer.
+    """
+    signed = x.view(f"<i{x.itemsize}")
+    return bool(signed.min() < 0 <= signed.max())
+
+
+def _sample(elements: Unsigned) -> Unsigned:
+    """Return elements from several places of a tile."""
+    import numpy as np
+
+    starts = np.linspace(0, len(elements) - _SAMPLE_PART, _SAMPLE_PARTS).astype(int)
+    found: Unsigned = np.concatenate([elements[start : start + _SAMPLE_PART] for start in starts.tolist()])
+    return found
+
+
+def _smallest(codecs: list[Codec], x: Unsigned, d: Unsigned | None) -> StoredTile:
+    """Return elements in the smallest of several forms. `d` are the differences from their base."""
+    found = [StoredTile(codec, _packed(codec, x, d)) for codec in codecs]
+    return min(found, key=lambda stored: len(stored.data))
+
+
+def _packed(codec: Codec, x: Unsigned, d: Unsigned | None) -> bytes:
+    if codec is Codec.GAPS and d is not None:
+        (changed,) = d.nonzero()
+        return _pack_gaps(changed, d[changed])
+    if codec is Codec.DIFFERENCE and d is not None:
+        return planes.pack(d)
+    return planes.pack(planes.with_exponent_first(x) if codec is Codec.FLOATS else x)
 
 
 def decode(stored: StoredTile, width: int, out: memoryview) -> None:
@@ -71,6 +109,10 @@ def decode(stored: StoredTile, width: int, out: memoryview) -> None:
         out[:] = data
     elif codec is Codec.PLANES:
         planes.unpack(memoryview(data), x)
+    elif codec is Codec.FLOATS:
+        if width not in _FLOAT_WIDTHS:
+            raise DamagedBlob(f"a tile of floats has elements of {width} bytes, wanted 2 or 4")
+        planes.unpack(memoryview(data), x, exponent_first=True)
     elif codec is Codec.DIFFERENCE:
         d = planes.scratch("difference", len(x), x.dtype)
         planes.unpack(memoryview(data), d)
@@ -84,7 +126,7 @@ def decode(stored: StoredTile, width: int, out: memoryview) -> None:
 
 def needs_base(codec: Codec) -> bool:
     """Whether a tile is decoded with the prediction of a base."""
-    return codec not in (Codec.RAW, Codec.PLANES)
+    return codec not in (Codec.RAW, Codec.PLANES, Codec.FLOATS)
 
 
 def _elements(data: Buffer, width: int) -> Unsigned:
@@ -132,7 +174,7 @@ def _pack_gaps(changed: NDArray[np.int64], d: Unsigned) -> bytes:
     skips = gaps // _SKIP
     # A byte of 255 skips so many elements; each gap ends with a byte below, which names a changed one.
     ends = np.cumsum(skips + 1) - 1
-    steps = np.full(int(ends[-1]) + 1, _SKIP, np.uint8)
+    steps = np.full(int(skips.sum()) + len(skips), _SKIP, np.uint8)
     steps[ends] = gaps % _SKIP
     packed = zstd.compress(steps.data)
     packed = packed if len(packed) < len(steps) else steps.tobytes()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ckstore.errors import DamagedBlob, MissingExtra
@@ -12,13 +13,16 @@ if TYPE_CHECKING:
 
     from ckstore.model.digest import Buffer
 
-# For byte planes of floats, higher levels either compress worse or save only 3 % in ten times the time
-# (docs/adr/0020).
+# Bytes of floats have almost no repetitions. At every level, zstd finds short matches in them that take more space than
+# the plain bytes. With a hash table of 64 entries and matches of at least 7 bytes it finds almost none. The result is
+# an order-0 coder within 2 % of the entropy, which takes a third of the time of level 1. Data with repetitions needs
+# level 1. Higher levels take 2 to 200 times as long, and few planes are smaller (docs/adr/0020).
 _LEVEL = 1
-# In small differences, zstd finds short matches that take more space than the plain bytes. With a hash table of 64
-# entries it finds almost none, and the frame is 4 to 6 % smaller. Data with repeating values needs the full table, so
-# both are tried.
-_FEW_MATCHES_LOG = 6
+_FEW_MATCHES = {"hash_log": 6, "min_match": 7}
+# A plane is compressed with the parameters that are best for a sample of it.
+_SAMPLE_PARTS, _SAMPLE_PART_BYTES = 3, 2**13
+_FASTER = 63 / 64  # a frame with matches takes longer to write and to read
+_RANDOM = 3 / 4
 
 # A plane has at most 1 MiB. For a truncated frame, the library would allocate the whole window that the frame claims,
 # up to 128 MiB.
@@ -29,17 +33,36 @@ _WINDOW_BYTES = 2**23
 _own = threading.local()
 
 
-def compress(data: Buffer) -> bytes:
-    """Return `data` as one zstd frame with the size in its header."""
+def compress(data: Buffer, *, try_all: bool = False) -> bytes:
+    """Return `data` as one zstd frame with the size in its header.
+
+    The parameters are those that are best for a sample, or for all of the data if `try_all`.
+    """
+    compressors = _compressors(len(data).bit_length())
+    if try_all or len(data) <= 2 * _SAMPLE_PARTS * _SAMPLE_PART_BYTES:
+        return min((compressor.compress(data) for compressor in compressors), key=len)
+    view, step = memoryview(data), (len(data) - _SAMPLE_PART_BYTES) // (_SAMPLE_PARTS - 1)
+    # Each part as a frame, since zstd also adapts its codes to each part of a plane.
+    parts = [view[i * step : i * step + _SAMPLE_PART_BYTES] for i in range(_SAMPLE_PARTS)]
+    few, many = (sum(len(compressor.compress(part)) for part in parts) for compressor in compressors)
+    # Level 1 takes no more time and space for nearly random bytes, and it also finds repetitions that are far apart.
+    is_random = few > _RANDOM * _SAMPLE_PARTS * _SAMPLE_PART_BYTES
+    return compressors[is_random or many < _FASTER * few].compress(data)
+
+
+def _compressors(bits: int) -> tuple[zstandard.ZstdCompressor, ...]:
+    """Return the compressors for data whose size has this many bits, also for its sample."""
     if not hasattr(_own, "compressors"):
+        _own.compressors = {}
+    if bits not in _own.compressors:
         package = _package()
-        few_matches = package.ZstdCompressionParameters.from_level(_LEVEL, hash_log=_FEW_MATCHES_LOG)
-        _own.compressors = (
-            package.ZstdCompressor(level=_LEVEL, write_checksum=False, write_dict_id=False),
-            package.ZstdCompressor(compression_params=few_matches),
+        # With the size, since zstd would choose other parameters for a sample than for the data.
+        parameters = partial(package.ZstdCompressionParameters.from_level, _LEVEL, source_size=2**bits - 1)
+        _own.compressors[bits] = tuple(
+            package.ZstdCompressor(compression_params=one) for one in (parameters(**_FEW_MATCHES), parameters())
         )
-    compressors: tuple[zstandard.ZstdCompressor, ...] = _own.compressors
-    return min((compressor.compress(data) for compressor in compressors), key=len)
+    found: tuple[zstandard.ZstdCompressor, ...] = _own.compressors[bits]
+    return found
 
 
 def decompress(frame: Buffer, nbytes: int) -> bytes:

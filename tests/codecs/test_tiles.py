@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckstore.codecs import tiles, zstd
+from ckstore.codecs import planes, tiles, zstd
 from ckstore.codecs.tiles import TILE_BYTES, WIDTHS, Codec, StoredTile, decode, encode, needs_base
 from ckstore.errors import DamagedBlob
+from tests.format import reader
 
 pytestmark = pytest.mark.property
 
@@ -29,7 +32,7 @@ def decoded(stored: StoredTile, base: bytes | None, width: int, nbytes: int) -> 
 def pairs(draw: st.DrawFn) -> tuple[int, bytes, bytes | None]:
     """Draw a width, a tile, and a base: none, other bytes, or the tile with some elements changed."""
     width = draw(st.sampled_from(WIDTHS))
-    count = draw(st.sampled_from([1, 2, 3, 255, 256, 257, 600, 4000]))
+    count = draw(st.sampled_from([1, 2, 3, 255, 256, 257, 600, 4000, 17_000]))
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     x = rng.integers(0, 2**64, count, dtype=np.uint64)
     x >>= np.uint64(draw(st.sampled_from([0, 8, 40, 63])))
@@ -103,13 +106,105 @@ def test_noise_is_stored_raw() -> None:
     assert encode(noise, np.random.default_rng(2).bytes(4096), 4) == StoredTile(Codec.RAW, noise)
 
 
-def test_weights_shrink_by_their_planes() -> None:
-    weights = np.random.default_rng(3).normal(0, 0.02, 2**16).astype("<f4")
+def dense(count: int, seed: int = 3) -> Any:
+    """Return the weights of a layer, as float32."""
+    return np.random.default_rng(seed).normal(0, 0.02, count).astype("<f4")
 
-    stored = encode(weights.tobytes(), None, 4)
 
-    assert stored.codec is Codec.PLANES
-    assert len(stored.data) < 0.9 * weights.nbytes
+def bfloat16(values: Any) -> Any:
+    """Return the upper halves of float32 numbers."""
+    return (values.view("<u4") >> 16).astype("<u2")
+
+
+@pytest.mark.parametrize("width, most", [(2, 0.665), (4, 0.832)])
+def test_weights_shrink_by_their_exponents(width: int, most: float) -> None:
+    weights = dense(TILE_BYTES // width)
+    tile = (weights if width == 4 else bfloat16(weights)).tobytes()
+
+    stored = encode(tile, None, width)
+
+    assert stored.codec is Codec.FLOATS
+    assert len(stored.data) < most * len(tile)
+    assert decoded(stored, None, width, len(tile)) == tile
+
+
+def test_numbers_of_one_sign_are_stored_as_planes() -> None:
+    tile = np.abs(dense(2**16)).tobytes()
+
+    assert encode(tile, None, 4).codec is Codec.PLANES
+
+
+def test_every_bfloat16_comes_back_from_the_form_of_floats() -> None:
+    every = np.arange(2**16, dtype="<u2")
+    for part in (every, every[:0x80], every[::0x80], every[0x8000:0x8080], np.zeros(5, "<u2")):
+        stored = StoredTile(Codec.FLOATS, planes.pack(planes.with_exponent_first(part)))
+
+        assert decoded(stored, None, 2, part.nbytes) == part.tobytes()
+
+
+@given(bits=st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=50))
+def test_every_float32_comes_back_from_the_form_of_floats(bits: list[int]) -> None:
+    numbers = np.array(bits, "<u4")
+
+    stored = StoredTile(Codec.FLOATS, planes.pack(planes.with_exponent_first(numbers)))
+
+    assert decoded(stored, None, 4, numbers.nbytes) == numbers.tobytes()
+
+
+@pytest.mark.parametrize("width", [1, 8])
+def test_floats_of_another_width_are_refused(width: int) -> None:
+    stored = StoredTile(Codec.FLOATS, planes.pack(np.arange(16, dtype=f"<u{width}")))
+
+    with pytest.raises(DamagedBlob, match=f"elements of {width} bytes, wanted 2 or 4"):
+        decoded(stored, None, width, 16 * width)
+
+
+@given(pair=pairs())
+def test_the_independent_reader_decodes_the_same(pair: tuple[int, bytes, bytes | None]) -> None:
+    width, tile, base = pair
+    x = np.frombuffer(tile, f"<u{width}")
+    stored = [encode(tile, base, width)]
+    if width in {2, 4}:
+        stored.append(StoredTile(Codec.FLOATS, planes.pack(planes.with_exponent_first(x))))
+
+    for one in stored:
+        assert reader.tile(one.codec, bytes(one.data), base or b"", len(tile), width) == tile
+
+
+def test_encoding_the_same_tile_again_gives_the_same_bytes() -> None:
+    weights = dense(TILE_BYTES // 4)
+    base = (weights + dense(len(weights), 4) / 1000).tobytes()
+    first = [encode(weights.tobytes(), one, 4) for one in (None, base)]
+    with ThreadPoolExecutor() as pool:
+        again = [pool.submit(encode, weights.tobytes(), one, 4).result() for one in (None, base)]
+
+    assert first == again
+
+
+def test_rows_that_repeat_far_apart_are_stored_once() -> None:
+    rng = np.random.default_rng(5)
+    rows = rng.standard_normal((64, 512)).astype("<f4")
+    tile = rows[rng.integers(0, 64, 512)].tobytes()
+
+    assert len(encode(tile, None, 4).data) < 0.15 * len(tile)
+
+
+def test_a_table_of_positions_is_stored_as_repetitions() -> None:
+    angles = np.outer(np.arange(2048), 10000 ** -(np.arange(64) / 64))
+    tile = bfloat16(np.cos(np.concatenate([angles, angles], axis=1)).astype("<f4")).tobytes()
+
+    assert len(encode(tile, None, 2).data) < 0.2 * len(tile)
+
+
+def test_few_changes_anywhere_in_a_tile_are_stored_as_gaps() -> None:
+    base = bfloat16(dense(TILE_BYTES // 2))
+    tile = base.copy()
+    tile[[5, 300_000, 300_001]] += 1
+
+    stored = encode(tile.tobytes(), base.tobytes(), 2)
+
+    assert stored.codec is Codec.GAPS
+    assert len(stored.data) < 100
 
 
 @pytest.mark.parametrize("claimed", [2**40, 2**62, 0])
@@ -140,7 +235,7 @@ def test_more_gaps_than_elements_are_refused() -> None:
         decode(StoredTile(Codec.GAPS, head), 2, memoryview(bytearray(16)))
 
 
-def test_every_codec_but_raw_and_planes_needs_a_base() -> None:
+def test_every_codec_but_raw_planes_and_floats_needs_a_base() -> None:
     assert set(filter(needs_base, Codec)) == {Codec.DIFFERENCE, Codec.GAPS, Codec.SAME}
 
 

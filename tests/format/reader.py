@@ -256,6 +256,11 @@ def tile(codec: int, stored: bytes, predicted: bytes, count: int, width: int) ->
         return stored
     if codec == 1:
         return b"".join(x.to_bytes(width, "little") for x in planes(stored, n, width))
+    if codec == 5:
+        check(width in (2, 4), "floats of another width")
+        sign = 8 * width - 9  # the position of the sign; the exponent is above it, and the mantissa below
+        floats = ((f >> sign & 1, f >> sign + 1, f % 2**sign) for f in planes(stored, n, width))
+        return b"".join((s << 8 * width - 1 | e << sign | m).to_bytes(width, "little") for s, e, m in floats)
     check(len(predicted) == count, "a tile without a base")
     if codec == 4:
         return predicted

@@ -15,7 +15,7 @@ from tests.hostile.scene import Builder, Scene
 from tests.support.checkpoint_dirs import checkpoint_dir
 
 _MIB = 2**20
-_RAW, _PLANES, _DIFFERENCE, _GAPS, _SAME = range(5)
+_RAW, _PLANES, _DIFFERENCE, _GAPS, _SAME, _FLOATS = range(6)
 Tile = tuple[int, bytes]
 
 
@@ -207,6 +207,10 @@ CASES: dict[str, Builder] = {
     "a raw tile that is short": compacted(_alone((_RAW, b"x" * 4095))),
     "a tile that is longer than its plain bytes": compacted(_alone((_RAW, b"x" * 4097))),
     "a codec that does not exist": compacted(_alone((77, _NUMBERS))),
+    "floats of one byte": compacted(_alone((_FLOATS, _planes(_NUMBERS)))),
+    "floats whose exponents are cut": compacted(
+        _alone((_FLOATS, _planes(_NUMBERS[:2048], _frame(2047))), runs=[[4096, 2]])
+    ),
     "a tile that is its base, and has none": compacted(_alone((_SAME, b""))),
     "2^31 gaps": compacted(_on_base((_GAPS, _gaps(2**31, 2**31, b"")), [4096, 1, "same", 0, 0])),
     "no gap": compacted(_on_base((_GAPS, _gaps(0, 0, b"")), [4096, 1, "same", 0, 0])),

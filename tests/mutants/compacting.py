@@ -7,6 +7,7 @@ from tests.mutants.mutant import Mutant, law
 _COMPACT = "tests/ops/compact/test_compact.py"
 _FORMS = "tests/ops/compact/test_encoding_table.py"
 _REPAIR = "tests/ops/compact/test_repair.py"
+_TILES = "tests/codecs/test_tiles.py"
 
 COMPACTING = [
     Mutant(
@@ -225,5 +226,14 @@ COMPACTING = [
         "            raise\n",
         f"{_COMPACT}::test_a_reader_that_found_a_checkpoint_before_its_compaction_reads_the_new_form",
         "InUse",
+    ),
+    Mutant(
+        "a tile of floats has elements of two or four bytes",
+        "floats-of-any-width",
+        "tiles.decode",
+        "        if width not in _FLOAT_WIDTHS:\n",
+        "        if False:\n",
+        f"{_TILES}::test_floats_of_another_width_are_refused[8]",
+        "DID NOT RAISE",
     ),
 ]
