@@ -52,7 +52,11 @@ def encode(tile: Buffer, base: Buffer | None, width: int) -> StoredTile:
 
     x = _elements(tile, width)
     d = None if base is None else _difference(x, _elements(base, width))
-    codecs = [Codec.PLANES, *([Codec.FLOATS] if width in _FLOAT_WIDTHS and _has_both_signs(x) else [])]
+    codecs = [Codec.PLANES]
+    # Without a sign, the plane below the exponents has only seven random bits. As floats, the tile would take 1 % less
+    # space, and 20 % more time to decode.
+    if width in _FLOAT_WIDTHS and (signed := x.view(f"<i{width}")).min() < 0 <= signed.max():
+        codecs.append(Codec.FLOATS)
     if d is not None:
         share = int(np.count_nonzero(d)) / len(d)
         if not share:
@@ -63,16 +67,6 @@ def encode(tile: Buffer, base: Buffer | None, width: int) -> StoredTile:
         codecs = [_smallest(codecs, _sample(x), None if d is None else _sample(d)).codec]
     smallest = _smallest(codecs, x, d)
     return smallest if len(smallest.data) < len(tile) else StoredTile(Codec.RAW, bytes(tile))
-
-
-def _has_both_signs(x: Unsigned) -> bool:
-    """Whether a tile has positive and negative numbers.
-
-    Without a sign, the plane below the exponents has only seven random bits. As floats it takes 1 % less space, and
-    decoding takes 20 % longer.
-    """
-    signed = x.view(f"<i{x.itemsize}")
-    return bool(signed.min() < 0 <= signed.max())
 
 
 def _sample(elements: Unsigned) -> Unsigned:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 # Bytes of floats have almost no repetitions. At every level, zstd finds short matches in them that take more space than
 # the plain bytes. With a hash table of 64 entries and matches of at least 7 bytes it finds almost none. The result is
-# an order-0 coder within 2 % of the entropy, which takes a third of the time of level 1. Data with repetitions needs
+# an order-0 coder within 3 % of the entropy, which takes a third of the time of level 1. Data with repetitions needs
 # level 1. Higher levels take 2 to 200 times as long, and few planes are smaller (docs/adr/0020).
 _LEVEL = 1
 _FEW_MATCHES = {"hash_log": 6, "min_match": 7}

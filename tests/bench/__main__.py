@@ -117,6 +117,10 @@ def main(arguments: Sequence[str]) -> int:
         from tests.bench import predict
 
         return predict.main(arguments[1:])
+    if arguments[:1] == ["encodings"]:
+        from tests.bench import encodings
+
+        return encodings.main(arguments[1:])
     if arguments[:1] == ["compact"]:
         from tests.bench import compaction  # torch, which the others load in children only
 
