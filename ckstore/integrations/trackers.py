@@ -21,8 +21,8 @@ from urllib.parse import urlsplit, urlunsplit
 
 from ckstore.errors import BadInput
 from ckstore.interpreter import log
+from ckstore.model.checkpoint.tracker_run import TRACKED_BY, runs_in
 from ckstore.model.manifest.info import CheckpointInfo
-from ckstore.model.manifest.tracker_run import TRACKED_BY, runs_in
 from ckstore.model.words import counted, printable
 from ckstore.objects.layout import MANIFEST
 from ckstore.ops import events

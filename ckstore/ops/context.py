@@ -113,7 +113,7 @@ class Tracker(Protocol):
     """Knows the runs of experiment trackers, such as W&B, that a save of this process belongs to."""
 
     def runs(self) -> list[dict[str, str]]:
-        """Return the runs that are active, as `model.manifest.tracker_run` reads them, without any I/O."""
+        """Return the runs that are active, as `model.checkpoint.tracker_run` reads them, without any I/O."""
 
 
 class SaveWatch:

@@ -12,13 +12,13 @@ from typing import Any
 from ckstore.errors import RankFailed, RankMismatch, SaveFailed
 from ckstore.fs import dirfd_stat
 from ckstore.fs.locks import DirectoryLock
+from ckstore.model.checkpoint.tracker_run import TRACKED_BY
 from ckstore.model.manifest.captured import Captured
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.lineage import CountedPieces
 from ckstore.model.manifest.manifest import Manifest, Node, StateTexts
 from ckstore.model.manifest.parse import parse_manifest
 from ckstore.model.manifest.ranks import DcpValue, RankRecord
-from ckstore.model.manifest.tracker_run import TRACKED_BY
 from ckstore.model.training_identity import Parent
 from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.objects.layout import BLOBS

@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from ckstore.errors import CkstoreError, RankFailed, RankMismatch, StoreNotFound
+from ckstore.model.checkpoint.tracker_run import TRACKED_BY
 from ckstore.model.manifest.info import CheckpointInfo
-from ckstore.model.manifest.tracker_run import TRACKED_BY
 from ckstore.objects.checkpoints import published_of_step
 from ckstore.ops.context import Context
 from ckstore.ops.free import reclaim

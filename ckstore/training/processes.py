@@ -77,12 +77,6 @@ def wait_for_all() -> None:
         group.barrier()
 
 
-def _failures() -> tuple[type[BaseException], ...]:
-    """Return the classes of all possible errors. `CheckpointException` of torch is not an `Exception`."""
-    checkpoints = sys.modules.get("torch.distributed.checkpoint.api")
-    return (Exception,) if checkpoints is None else (Exception, checkpoints.CheckpointException)
-
-
 def once_for_all(act: Callable[[], T]) -> T:
     """Call `act` on rank 0, and return its result or raise its error on every rank. All ranks must call this."""
     group = _group()
@@ -90,11 +84,14 @@ def once_for_all(act: Callable[[], T]) -> T:
         return act()
     outcome: list[Any] = [None, None]
     failure: BaseException | None = None
+    torch_checkpoint = sys.modules.get("torch.distributed.checkpoint.api")
+    # `CheckpointException` of torch is not an `Exception`.
+    errors = (Exception,) if torch_checkpoint is None else (Exception, torch_checkpoint.CheckpointException)
     # The other ranks wait in the broadcast below. Without the error, they would wait until its timeout.
     if group.get_rank() == 0:
         try:
             outcome[0] = act()
-        except _failures() as error:  # the other ranks wait, and must raise it as well
+        except errors as error:  # the other ranks wait, and must raise it as well
             failure = error
             kept = isinstance(error, CkstoreError)
             outcome[1] = error if kept else CkstoreError(f"rank 0: {type(error).__name__}: {error}")

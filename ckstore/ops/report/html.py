@@ -11,10 +11,10 @@ from pathlib import Path
 from statistics import median
 
 from ckstore.model.brief import HtmlReport
+from ckstore.model.checkpoint.tracker_run import runs_in
 from ckstore.model.digest import short_id
 from ckstore.model.doctor.finding import age_words
 from ckstore.model.manifest.health import unchanged_text
-from ckstore.model.manifest.tracker_run import runs_in
 from ckstore.model.reports.event import Event
 from ckstore.model.reports.held_blobs import Holder
 from ckstore.model.saver.status import SaverStatus

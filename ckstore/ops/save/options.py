@@ -60,8 +60,8 @@ def request_of(  # noqa: PLR0917 - the same as the fields of `Request`
         ref: The ref of the parent, if the saver will look it up later. If empty, `options["parent"]` is looked up now.
         is_tracked: Whether the metadata names the runs of the tracker of the store, if it has one.
     """
+    from ckstore.model.checkpoint.tracker_run import with_runs
     from ckstore.model.manifest.describe import describe
-    from ckstore.model.manifest.tracker_run import with_runs
     from ckstore.ops.refs.find import find
     from ckstore.ops.save.continuation import parent_at
     from ckstore.ops.save.save import Request

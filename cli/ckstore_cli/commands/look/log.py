@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 
 import click
 
+from ckstore.model.checkpoint.tracker_run import runs_in
 from ckstore.model.digest import short_id
 from ckstore.model.manifest.info import CheckpointInfo
-from ckstore.model.manifest.tracker_run import runs_in
 from ckstore.model.sizes import size_text
 from ckstore.model.times import start_of, time_of_text
 from ckstore.model.words import metrics_text, printable

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import click
 
 from ckstore.errors import AmbiguousRef, NoSuchRef
+from ckstore.model.checkpoint.tracker_run import runs_in
 from ckstore.model.manifest.health import unchanged_text
 from ckstore.model.manifest.info import CheckpointInfo
-from ckstore.model.manifest.tracker_run import runs_in
 from ckstore.model.sizes import size_text
 from ckstore.model.words import counted, printable, share_text, time_text
 from ckstore_cli._documents import to_json
