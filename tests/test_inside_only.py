@@ -145,7 +145,7 @@ def test_only_the_room_of_system_calls_goes_by_paths_and_the_exceptions_are_name
         for path in _sources(room):
             found |= {f"{path.relative_to(ROOT)}: {call}" for call in by_path(path.read_text(encoding="utf-8"))}
 
-    assert found - EXCEPTIONS.keys() == set(), "go by ckstore.fs.store_path, or say why not"
+    assert found - EXCEPTIONS.keys() == set(), "go by ckstore.fs.dirfd_stat, or say why not"
     assert EXCEPTIONS.keys() - found == set(), "these exceptions are no more"
 
 

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from ckstore.errors import SaveFailed
 from ckstore.fs import files
 from ckstore.fs.buffers import GRAIN_BYTES, aligned_buffer
-from ckstore.fs.store_path import AnyPath
+from ckstore.fs.dirfd_stat import AnyPath
 
 BUFFER_BYTES = 4 * 2**20
 """Number of bytes in one read, unless a caller needs another size."""

@@ -19,8 +19,7 @@ from pathlib import Path
 from ckstore.errors import DamagedBlob
 from ckstore.fs import blob_time
 from ckstore.fs.buffers import GRAIN_BYTES, is_aligned
-from ckstore.fs.dirfd_stat import at, close_quietly, open_at, open_descriptor, open_directory
-from ckstore.fs.store_path import AnyPath, StorePath
+from ckstore.fs.dirfd_stat import AnyPath, StorePath, at, close_quietly, open_at, open_descriptor, open_directory
 
 BLOB_MODE = 0o444
 

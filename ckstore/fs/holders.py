@@ -23,8 +23,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
-from ckstore.fs.dirfd_stat import open_at
-from ckstore.fs.store_path import AnyPath
+from ckstore.fs.dirfd_stat import AnyPath, open_at
 from ckstore.model.reports.held_blobs import DeletedFile, Holder
 
 Inode = tuple[int, int]

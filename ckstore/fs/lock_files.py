@@ -18,8 +18,7 @@ from typing import Self
 
 from ckstore.errors import InUse, UnsafePlace
 from ckstore.fs import dirfd_stat, files, links
-from ckstore.fs.dirfd_stat import open_at
-from ckstore.fs.store_path import StorePath
+from ckstore.fs.dirfd_stat import StorePath, open_at
 
 # Polled, since a blocking flock has no deadline: at first a millisecond, then seldom enough for a lock server.
 _POLL_FIRST_S = 0.001

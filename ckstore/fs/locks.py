@@ -20,11 +20,9 @@ from collections.abc import Iterator
 from typing import Self
 
 from ckstore.errors import InUse
-from ckstore.fs.dirfd_stat import at, close_quietly, open_directory
+from ckstore.fs.dirfd_stat import CLOSED, AnyPath, OpenDir, StorePath, at, close_quietly, open_directory
 from ckstore.fs.lock_files import LockFile
 from ckstore.fs.lock_holders import named_holders
-from ckstore.fs.open_dir import OpenDir
-from ckstore.fs.store_path import CLOSED, AnyPath, StorePath
 
 # Polled, since a blocking flock has no deadline; a save holds the lock of a run for some system calls only.
 _POLL_FIRST_S = 0.001

@@ -10,7 +10,7 @@ import struct
 from typing import Self
 
 from ckstore.fs import files
-from ckstore.fs.store_path import AnyPath
+from ckstore.fs.dirfd_stat import AnyPath
 
 # From sys/inotify.h; Python has no binding for it.
 _IN_CREATE, _IN_MOVED_TO = 0x100, 0x80

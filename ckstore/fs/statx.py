@@ -6,8 +6,7 @@ import ctypes
 import os
 import struct
 
-from ckstore.fs.dirfd_stat import at
-from ckstore.fs.store_path import AnyPath
+from ckstore.fs.dirfd_stat import AnyPath, at
 
 _AT_FDCWD = -100
 _AT_SYMLINK_NOFOLLOW = 0x100

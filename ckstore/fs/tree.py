@@ -1,7 +1,7 @@
 """Inspect files outside the store: list a directory, and check whether it is unchanged.
 
 Folders of other programs, which may be hostile, are only accessed with this module. Every step below the path that the
-user named uses a descriptor and follows no symlink (`ckstore.fs.store_path`), and only regular files are read.
+user named uses a descriptor and follows no symlink (`ckstore.fs.dirfd_stat`), and only regular files are read.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from typing import Literal
 
 from ckstore.errors import CannotStore, StateChanged
 from ckstore.fs import files
-from ckstore.fs.dirfd_stat import at, open_at
-from ckstore.fs.store_path import StorePath
+from ckstore.fs.dirfd_stat import StorePath, at, open_at
 from ckstore.model.names import MOST_LEVELS
 
 Kind = Literal["file", "directory", "symlink"]

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from ckstore.fs import blob_time, direct, files
-from ckstore.fs.store_path import StorePath
+from ckstore.fs.dirfd_stat import StorePath
 from ckstore.model.digest import RunningDigest, algorithm_of
 from ckstore.model.manifest.manifest import BlobRecord
 from ckstore.objects import blobs

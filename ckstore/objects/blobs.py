@@ -10,8 +10,7 @@ from collections.abc import Callable
 
 from ckstore.fs import blob_time, direct, dirfd_stat, files
 from ckstore.fs.buffers import GRAIN_BYTES, aligned_buffer
-from ckstore.fs.dirfd_stat import at
-from ckstore.fs.store_path import AnyPath, StorePath
+from ckstore.fs.dirfd_stat import AnyPath, StorePath, at
 from ckstore.model.digest import Algorithm, algorithm_of
 
 _READ_BYTES = 4 * 2**20

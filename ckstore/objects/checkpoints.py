@@ -12,8 +12,7 @@ from typing import NamedTuple, Protocol, Self
 
 from ckstore.errors import BadInput, BytesElsewhere, DamagedBlob, InUse, MissingBlob, OtherHash, RemoteError
 from ckstore.fs import dirfd_stat, files, locks
-from ckstore.fs.open_dir import OpenDir
-from ckstore.fs.store_path import AnyPath, StorePath
+from ckstore.fs.dirfd_stat import AnyPath, OpenDir, StorePath
 from ckstore.model.manifest.info import Published, Stamp
 from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES, BlobRecord, Extent, Manifest
 from ckstore.model.manifest.parse import parse_manifest

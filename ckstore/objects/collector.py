@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING, Self
 
 from ckstore.errors import CatalogUnavailable, CkstoreError, InUse
 from ckstore.fs import dirfd_stat, files, holders, links, locks, statx
+from ckstore.fs.dirfd_stat import with_open_parents
 from ckstore.fs.host.probe import TRY_PREFIX
-from ckstore.fs.open_dir import with_open_parents
 from ckstore.model.digest import is_digest
 from ckstore.model.names import CheckpointKey
 from ckstore.model.reports.held_blobs import HeldBlob, PlannedBlob
@@ -38,7 +38,7 @@ from ckstore.objects.last_links import LastLink, OpenFileCheck
 from ckstore.objects.layout import BLOBS, MANIFEST, Layout
 
 if TYPE_CHECKING:
-    from ckstore.fs.store_path import StorePath
+    from ckstore.fs.dirfd_stat import StorePath
     from ckstore.objects.shared.grace import Grace
 
 EnterCandidates = Callable[[list[tuple[str, int]], CheckpointKey | None], None]

@@ -16,7 +16,7 @@ from ckstore.codecs.container import Tile, Tiles
 from ckstore.codecs.tiles import TILE_BYTES, StoredTile, decode, needs_base
 from ckstore.errors import BadInput, DamagedBlob
 from ckstore.fs import dirfd_stat, files
-from ckstore.fs.store_path import StorePath
+from ckstore.fs.dirfd_stat import StorePath
 from ckstore.model.manifest.encoding import HEAD_BYTES, EncodedBlob, Encoding, begins_one, encoding_of
 from ckstore.model.manifest.manifest import BLOB_MAX_BYTES, MANIFEST_MAX_BYTES, BlobRecord
 from ckstore.model.manifest.parse import parse_encoding

@@ -7,8 +7,7 @@ from contextlib import ExitStack, suppress
 
 from ckstore.errors import InUse
 from ckstore.fs import dirfd_stat, files, locks
-from ckstore.fs.open_dir import OpenDir
-from ckstore.fs.store_path import StorePath
+from ckstore.fs.dirfd_stat import OpenDir, StorePath
 from ckstore.model.names import CheckpointKey
 from ckstore.objects import store_locks
 from ckstore.objects.checkpoints import id_at

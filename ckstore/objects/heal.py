@@ -14,8 +14,7 @@ from typing import NamedTuple
 
 from ckstore.errors import CkstoreError, InUse
 from ckstore.fs import dirfd_stat, files, links, locks
-from ckstore.fs.open_dir import OpenDir
-from ckstore.fs.store_path import StorePath
+from ckstore.fs.dirfd_stat import OpenDir, StorePath
 from ckstore.model.digest import fan_out
 from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES
 from ckstore.model.names import CheckpointKey

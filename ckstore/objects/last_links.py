@@ -11,7 +11,7 @@ from itertools import groupby
 from operator import itemgetter
 
 from ckstore.fs import dirfd_stat, holders
-from ckstore.fs.store_path import StorePath
+from ckstore.fs.dirfd_stat import StorePath
 from ckstore.model.digest import is_digest
 from ckstore.model.reports.held_blobs import HeldBlob
 from ckstore.objects.layout import BLOBS

@@ -12,8 +12,7 @@ from typing import NamedTuple, Self
 
 from ckstore.errors import BadInput, StoreNotFound
 from ckstore.fs import dirfd_stat
-from ckstore.fs.open_dir import OpenDir, with_open_parents
-from ckstore.fs.store_path import StorePath
+from ckstore.fs.dirfd_stat import OpenDir, StorePath, with_open_parents
 from ckstore.model.checkpoint.tag import parse_tag
 from ckstore.model.digest import fan_out
 from ckstore.model.manifest.info import Stamp

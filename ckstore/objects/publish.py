@@ -17,8 +17,7 @@ from typing import Literal, NamedTuple
 
 from ckstore.errors import InUse, SaveFailed, StepExists, UnknownOutcome
 from ckstore.fs import dirfd_stat, files, links, locks, statx
-from ckstore.fs.open_dir import OpenDir
-from ckstore.fs.store_path import NotInStore, StorePath
+from ckstore.fs.dirfd_stat import NotInStore, OpenDir, StorePath
 from ckstore.model.manifest.info import Published
 from ckstore.model.manifest.manifest import Manifest
 from ckstore.model.names import SHORT_DIGITS, CheckpointKey, directory_of

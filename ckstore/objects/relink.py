@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from ckstore.errors import DamagedBlob, InUse
 from ckstore.fs import blob_time, dirfd_stat, files, links
-from ckstore.fs.store_path import StorePath
+from ckstore.fs.dirfd_stat import StorePath
 from ckstore.model.manifest.manifest import BlobRecord
 from ckstore.model.names import CheckpointKey
 from ckstore.objects import blobs

@@ -18,7 +18,7 @@ from itertools import islice
 from ckstore.errors import SaveFailed
 from ckstore.fs import dirfd_stat, files, links, locks
 from ckstore.fs.direct import check_on_disk
-from ckstore.fs.store_path import StorePath
+from ckstore.fs.dirfd_stat import StorePath
 from ckstore.model.digest import fan_out
 from ckstore.model.manifest.info import Stamp
 from ckstore.model.names import CheckpointKey

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from ckstore.fs import dirfd_stat
-from ckstore.fs.store_path import StorePath
+from ckstore.fs.dirfd_stat import StorePath
 from ckstore.model.digest import is_digest
 from ckstore.model.names import key_of
 from ckstore.model.reports.gc_report import Leftover

@@ -12,8 +12,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ckstore.fs import dirfd_stat, files, links, locks, owner
+from ckstore.fs.dirfd_stat import with_open_parents
 from ckstore.fs.lock_files import leftovers
-from ckstore.fs.open_dir import with_open_parents
 from ckstore.model.digest import is_digest
 from ckstore.model.names import CheckpointKey, is_run, key_of, step_of
 from ckstore.objects.layout import BLOBS, MANIFEST
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from ckstore.errors import CkstoreError
-    from ckstore.fs.store_path import StorePath
+    from ckstore.fs.dirfd_stat import StorePath
     from ckstore.objects.layout import Layout
     from ckstore.objects.shared.grace import Grace
 

@@ -18,7 +18,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from ckstore.errors import CkstoreError, InsufficientSpace, InUse, UnsafePlace
 from ckstore.fs import files
-from ckstore.fs.store_path import NotInStore
+from ckstore.fs.dirfd_stat import NotInStore
 from ckstore.model.names import DEFAULT_RUN
 
 P = ParamSpec("P")

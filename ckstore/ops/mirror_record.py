@@ -16,7 +16,7 @@ from typing import Any
 
 from ckstore.errors import CkstoreError
 from ckstore.fs import files, links
-from ckstore.fs.store_path import StorePath
+from ckstore.fs.dirfd_stat import StorePath
 from ckstore.model.canonical import canonical_json
 from ckstore.model.checkpoint.pins import Pin
 from ckstore.model.digest import is_digest

@@ -15,7 +15,7 @@ from contextlib import suppress
 
 from ckstore.errors import BadInput, InUse
 from ckstore.fs import blob_time, dirfd_stat, locks
-from ckstore.fs.store_path import StorePath
+from ckstore.fs.dirfd_stat import StorePath
 from ckstore.model.digest import is_digest
 from ckstore.model.names import CheckpointKey
 from ckstore.model.reports.touch_report import TouchReport

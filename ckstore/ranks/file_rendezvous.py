@@ -24,7 +24,7 @@ from typing import Any, ClassVar, Self
 
 from ckstore.errors import BadInput, DamagedBlob, InUse, RankFailed, RankMismatch, SaveFailed
 from ckstore.fs import dirfd_stat, files, links, locks
-from ckstore.fs.store_path import StorePath
+from ckstore.fs.dirfd_stat import StorePath
 from ckstore.model.digest import ALGORITHMS
 from ckstore.model.document import parse_object
 from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES

@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from ckstore.errors import DamagedBlob, InUse, RemoteError
 from ckstore.fs import dirfd_stat, files, locks
-from ckstore.fs.store_path import StorePath
+from ckstore.fs.dirfd_stat import StorePath
 from ckstore.model.checkpoint.pins import PIN_MAX_BYTES, file_name, pin_name
 from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES
 from ckstore.model.manifest.stored import OldPiece

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from ckstore.errors import CkstoreError
 from ckstore.fs import files, links
-from ckstore.fs.store_path import StorePath
+from ckstore.fs.dirfd_stat import StorePath
 from ckstore.model.canonical import canonical_json
 from ckstore.model.digest import is_digest
 from ckstore.model.document import parse_document, refuse

@@ -20,8 +20,7 @@ from typing import Any
 from ckstore.containers.parsed_values import STATE_SUFFIXES
 from ckstore.errors import BadInput, CannotStore, CkstoreError, DamagedBlob, InUse, NoSuchRef, RunInUse, StepExists
 from ckstore.fs import dirfd_stat, files, links
-from ckstore.fs.dirfd_stat import at
-from ckstore.fs.store_path import StorePath
+from ckstore.fs.dirfd_stat import StorePath, at
 from ckstore.fs.tree import Entry, foreign, kind_of, look_at, walk
 from ckstore.model.brief import brief
 from ckstore.model.document import parse_foreign

@@ -20,7 +20,7 @@ import click
 
 from ckstore.errors import CkstoreError
 from ckstore.fs import dirfd_stat, files
-from ckstore.fs.store_path import StorePath
+from ckstore.fs.dirfd_stat import StorePath
 from ckstore.model.digest import short_id
 from ckstore.model.names import COMPUTED, DEFAULT_RUN, RUN_PATTERN, CheckpointKey, key_of
 from ckstore_cli._frame import Frame

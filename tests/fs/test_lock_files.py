@@ -13,8 +13,8 @@ import pytest
 
 from ckstore.errors import InUse, UnsafePlace
 from ckstore.fs import links
+from ckstore.fs.dirfd_stat import StorePath
 from ckstore.fs.lock_files import LockFile, is_locked
-from ckstore.fs.store_path import StorePath
 
 
 @pytest.fixture

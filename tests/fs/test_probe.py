@@ -14,8 +14,8 @@ import pytest
 from ckstore import Store
 from ckstore.errors import CkstoreError, UnsafePlace
 from ckstore.fs import links, locks, statx
+from ckstore.fs.dirfd_stat import StorePath
 from ckstore.fs.host import machine, mounts, probe
-from ckstore.fs.store_path import StorePath
 from ckstore.objects.layout import Layout
 from tests.support.crashing import run_and_kill
 from tests.support.loopfs import loop_filesystem

@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 
 from ckstore.errors import BadInput
 from ckstore.fs import direct, dirfd_stat, files, holders, links, locks, statx
-from ckstore.fs.open_dir import OpenDir, with_open_parents
-from ckstore.fs.store_path import NotInStore, StorePath
+from ckstore.fs.dirfd_stat import NotInStore, OpenDir, StorePath, with_open_parents
 from tests.support.descriptors import open_below
 from tests.support.mounts import mount, unmount
 from tests.support.requirements import require_root

@@ -9,7 +9,7 @@ import pytest
 
 from ckstore.errors import StateChanged
 from ckstore.fs import tree
-from ckstore.fs.store_path import NotInStore
+from ckstore.fs.dirfd_stat import NotInStore
 from tests.support.mounts import mount, unmount
 from tests.support.requirements import require_root
 

@@ -17,7 +17,7 @@ import torch
 
 from ckstore import BadInput, CkstoreWarning, NoSuchRef, Store
 from ckstore.fs import dirfd_stat, files
-from ckstore.fs.store_path import AnyPath
+from ckstore.fs.dirfd_stat import AnyPath
 from tests.integrations.marks import ROOT, TRAINS, kill_in_a_save
 from tests.integrations.tiny_lightning import fit
 from tests.support.damage import flip

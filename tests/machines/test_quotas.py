@@ -17,8 +17,7 @@ from ckstore import CatalogFull, Store
 from ckstore.catalog import connection
 from ckstore.errors import CatalogUnavailable, InsufficientSpace
 from ckstore.fs import files
-from ckstore.fs.dirfd_stat import open_at
-from ckstore.fs.store_path import AnyPath
+from ckstore.fs.dirfd_stat import AnyPath, open_at
 from ckstore.objects import reserve
 from tests.machines.quota_acts import live_with
 from tests.support.descriptors import open_below

@@ -880,7 +880,7 @@ SHARING = [
     Mutant(
         "an opened descriptor is closed if its check fails",
         "held-with-its-error",
-        "open_dir.OpenDir.__init__",
+        "dirfd_stat.OpenDir.__init__",
         "            self.close()\n",
         "            pass\n",
         "tests/fs/test_store_path.py::test_nothing_stays_open_while_the_error_of_a_look_at_what_was_opened_is_kept[hold]",

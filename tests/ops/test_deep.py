@@ -13,7 +13,7 @@ import pytest
 from ckstore import Store
 from ckstore.errors import CannotStore
 from ckstore.fs import dirfd_stat
-from ckstore.fs.store_path import StorePath
+from ckstore.fs.dirfd_stat import StorePath
 from ckstore.model.names import MOST_LEVELS
 from tests.support.descriptors import open_below
 from tests.support.stores import check_store

@@ -16,7 +16,7 @@ import ckstore
 from ckstore import Store
 from ckstore.errors import BadInput, CannotStore, InUse, NoSuchRef, StepExists
 from ckstore.fs import locks
-from ckstore.fs.store_path import StorePath
+from ckstore.fs.dirfd_stat import StorePath
 from ckstore.objects import blobs
 from ckstore.objects.staging import Staging
 from tests.support.look import directory_of

@@ -15,7 +15,7 @@ import pytest
 
 from ckstore import BytesElsewhere, Store
 from ckstore.fs import dirfd_stat, files
-from ckstore.fs.store_path import AnyPath
+from ckstore.fs.dirfd_stat import AnyPath
 from ckstore.ops import download_cache
 from ckstore.ops.download_cache import DownloadCache, cached_bytes, limit_bytes
 from ckstore.remote import keys

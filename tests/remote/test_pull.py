@@ -15,7 +15,7 @@ import pytest
 
 from ckstore import AmbiguousRef, CkstoreWarning, InsufficientSpace, NoSuchRef, RemoteError, RunInUse, StepExists, Store
 from ckstore.fs import dirfd_stat, files
-from ckstore.fs.store_path import StorePath
+from ckstore.fs.dirfd_stat import StorePath
 from ckstore.model.seal import seal
 from ckstore.objects import checkpoints
 from ckstore.remote import keys, other_store

@@ -22,7 +22,7 @@ from safetensors.numpy import save_file
 
 from ckstore import BadInput, Best, Budget, CannotLoad, CkstoreWarning, RetentionPolicy, RunInUse, StepExists, Store
 from ckstore.fs import dirfd_stat, files, tree
-from ckstore.fs.store_path import AnyPath
+from ckstore.fs.dirfd_stat import AnyPath
 from ckstore.training import history, import_history
 from ckstore.training.history import find_checkpoints
 from tests.support.look import files_of

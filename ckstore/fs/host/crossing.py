@@ -8,9 +8,8 @@ import struct
 from collections.abc import Iterable
 from pathlib import Path
 
-from ckstore.fs.dirfd_stat import open_directory
+from ckstore.fs.dirfd_stat import AnyPath, open_directory
 from ckstore.fs.host import mounts
-from ckstore.fs.store_path import AnyPath
 
 _FS_IOC_FSGETXATTR = 0x801C581F  # linux/fs.h
 _FSXATTR = struct.Struct("IIIII8x")

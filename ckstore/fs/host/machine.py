@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from ckstore.fs import files, holders, reflink
-from ckstore.fs.store_path import AnyPath
+from ckstore.fs.dirfd_stat import AnyPath
 from ckstore.model.host import DirtyFacts
 
 _VM = Path("/proc/sys/vm")

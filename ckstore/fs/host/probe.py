@@ -12,9 +12,8 @@ from functools import partial
 
 from ckstore.errors import UnsafePlace
 from ckstore.fs import dirfd_stat, links, locks, statx
-from ckstore.fs.dirfd_stat import open_at
+from ckstore.fs.dirfd_stat import StorePath, open_at
 from ckstore.fs.host.mounts import mount_id
-from ckstore.fs.store_path import StorePath
 
 TRY_PREFIX = ".try-"
 """Prefix of the temporary names that `try_links` creates."""

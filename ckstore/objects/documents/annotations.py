@@ -9,8 +9,8 @@ from ckstore.objects.documents import atomic_file
 from ckstore.objects.layout import ANNOTATIONS
 
 if TYPE_CHECKING:
+    from ckstore.fs.dirfd_stat import StorePath
     from ckstore.fs.locks import DirectoryLock
-    from ckstore.fs.store_path import StorePath
     from ckstore.model.checkpoint.annotations import Annotations
     from ckstore.objects.layout import Layout
 

@@ -14,9 +14,8 @@ from contextlib import contextmanager, suppress
 
 from ckstore.errors import DamagedBlob
 from ckstore.fs import dirfd_stat, files, links
+from ckstore.fs.dirfd_stat import OpenDir, StorePath
 from ckstore.fs.locks import DirectoryLock
-from ckstore.fs.open_dir import OpenDir
-from ckstore.fs.store_path import StorePath
 from ckstore.model.checkpoint.mark import MARK_MAX_BYTES, Mark, parse_mark
 from ckstore.model.digest import is_digest
 from ckstore.objects.layout import MARK, Layout

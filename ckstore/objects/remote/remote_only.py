@@ -12,8 +12,8 @@ from dataclasses import replace
 
 from ckstore.errors import CkstoreError
 from ckstore.fs import files, links
+from ckstore.fs.dirfd_stat import StorePath
 from ckstore.fs.locks import DirectoryLock
-from ckstore.fs.store_path import StorePath
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.remote.remote_only import RemoteHolder, RemoteOnly, parse_remote_only
 from ckstore.model.seal import read, to_write

@@ -13,8 +13,7 @@ import uuid
 from dataclasses import dataclass
 
 from ckstore.fs import dirfd_stat, files, links, statx
-from ckstore.fs.dirfd_stat import open_at
-from ckstore.fs.store_path import StorePath
+from ckstore.fs.dirfd_stat import StorePath, open_at
 from ckstore.objects.layout import BLOBS, Layout
 
 _SECOND_NS = 10**9

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 
 from ckstore.errors import BadInput, DamagedBlob, OtherHash
 from ckstore.fs import dirfd_stat, locks
-from ckstore.fs.open_dir import OpenDir
-from ckstore.fs.store_path import StorePath
+from ckstore.fs.dirfd_stat import OpenDir, StorePath
 from ckstore.model.checkpoint.mark import Mark, MarkEntry
 from ckstore.model.digest import is_digest
 from ckstore.model.manifest.info import CheckpointInfo

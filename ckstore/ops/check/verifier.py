@@ -17,7 +17,7 @@ from typing import Self
 from ckstore.codecs.tiles import TILE_BYTES
 from ckstore.errors import DamagedBlob, InUse, OtherHash
 from ckstore.fs import buffers, dirfd_stat, locks
-from ckstore.fs.store_path import StorePath
+from ckstore.fs.dirfd_stat import StorePath
 from ckstore.model.checkpoint.mark import MarkEntry
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.manifest import BlobRecord, Manifest

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ckstore.errors import BadInput, DamagedBlob
 from ckstore.fs import files, links
-from ckstore.fs.store_path import StorePath
+from ckstore.fs.dirfd_stat import StorePath
 from ckstore.model.digest import Algorithm
 from ckstore.model.manifest.encoding import Encoding, render
 from ckstore.model.manifest.parse import parse_manifest

@@ -7,7 +7,7 @@ import os
 from ckstore.codecs import container
 from ckstore.errors import DamagedBlob
 from ckstore.fs import files
-from ckstore.fs.store_path import StorePath
+from ckstore.fs.dirfd_stat import StorePath
 from ckstore.model.digest import Algorithm, is_digest
 from ckstore.model.manifest.encoding import EncodedBlob, Encoding, render
 from ckstore.model.manifest.manifest import BLOB_MAX_BYTES, BlobRecord, Manifest

@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from ckstore.errors import CkstoreError, InUse
 from ckstore.fs import dirfd_stat, files, locks
-from ckstore.fs.store_path import StorePath
+from ckstore.fs.dirfd_stat import StorePath
 from ckstore.model.digest import is_digest
 from ckstore.model.manifest.encoding import Encoding, encoding_of, render
 from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES, BlobRecord, Manifest

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from ckstore.errors import CatalogUnavailable, CkstoreError, DamagedBlob, InUse, NoSuchRef
 from ckstore.fs import dirfd_stat, files, locks
+from ckstore.fs.dirfd_stat import StorePath
 from ckstore.fs.lock_holders import named_holders
-from ckstore.fs.store_path import StorePath
 from ckstore.model.digest import is_digest
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import CheckpointKey

@@ -23,8 +23,8 @@ from dataclasses import replace
 
 from ckstore.errors import CatalogUnavailable, CkstoreError, InUse
 from ckstore.fs import dirfd_stat, files
+from ckstore.fs.dirfd_stat import NotInStore
 from ckstore.fs.lock_holders import lock_holders, named_holders
-from ckstore.fs.store_path import NotInStore
 from ckstore.model.digest import short_id
 from ckstore.model.names import SHORT_DIGITS, CheckpointKey, parse_directory
 from ckstore.model.reports.gc_report import GcPlan, GcReport

@@ -10,8 +10,7 @@ from datetime import UTC, datetime
 
 from ckstore.errors import CatalogUnavailable, CkstoreError, InUse
 from ckstore.fs import dirfd_stat
-from ckstore.fs.open_dir import with_open_parents
-from ckstore.fs.store_path import StorePath
+from ckstore.fs.dirfd_stat import StorePath, with_open_parents
 from ckstore.model.digest import is_digest
 from ckstore.model.lazy_property import LazyProperty
 from ckstore.model.names import CheckpointKey

@@ -14,7 +14,7 @@ from ckstore.ops.index.reconcile import reconcile_one
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from ckstore.fs.store_path import StorePath
+    from ckstore.fs.dirfd_stat import StorePath
     from ckstore.objects.staging import Staging
     from ckstore.ops.context import Context
 

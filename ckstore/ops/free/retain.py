@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 from ckstore.errors import BadInput, DamagedBlob, InUse, NoSuchRef
 from ckstore.fs import dirfd_stat, locks, owner
-from ckstore.fs.open_dir import with_open_parents
+from ckstore.fs.dirfd_stat import with_open_parents
 from ckstore.model.best import metrics_there
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.reports.retention_report import RetentionReport, Skipped

@@ -10,7 +10,7 @@ from typing import SupportsIndex
 
 from ckstore.errors import BadInput, CkstoreError, DamagedBlob, NoSuchRef
 from ckstore.fs import dirfd_stat, files, links, locks
-from ckstore.fs.store_path import StorePath
+from ckstore.fs.dirfd_stat import StorePath
 from ckstore.model.checkpoint.refs import has_id, parse_ref
 from ckstore.model.digest import short_id
 from ckstore.model.manifest.info import CheckpointInfo

@@ -20,7 +20,7 @@ import xxhash
 
 from ckstore.errors import BadInput, CatalogUnavailable, DamagedBlob
 from ckstore.fs import files
-from ckstore.fs.store_path import StorePath
+from ckstore.fs.dirfd_stat import StorePath
 from ckstore.model.manifest.info import CheckpointInfo, Stamp
 from ckstore.model.names import CheckpointKey
 from ckstore.objects.layout import MANIFEST, OpenRuns

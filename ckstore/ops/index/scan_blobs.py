@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ckstore.fs import dirfd_stat
-from ckstore.fs.open_dir import with_open_parents
-from ckstore.fs.store_path import StorePath
+from ckstore.fs.dirfd_stat import StorePath, with_open_parents
 from ckstore.model.digest import fan_out, is_digest
 from ckstore.model.names import CheckpointKey
 from ckstore.model.reports.reindex_report import Incomplete

@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 from ckstore.errors import CkstoreError, InsufficientSpace
 from ckstore.fs import dirfd_stat, links
+from ckstore.fs.dirfd_stat import StorePath
 from ckstore.fs.host import machine
-from ckstore.fs.store_path import StorePath
 from ckstore.model.names import CheckpointKey
 from ckstore.model.reports.progress import Progress
 from ckstore.model.reports.reindex_report import ReindexReport, RelinkReport

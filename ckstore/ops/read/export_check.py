@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ckstore.errors import BadInput, DamagedBlob
 from ckstore.fs import direct, dirfd_stat, files
-from ckstore.fs.store_path import NotInStore
+from ckstore.fs.dirfd_stat import NotInStore
 from ckstore.fs.tree import foreign
 from ckstore.model.document import parse_document
 from ckstore.model.names import check_path

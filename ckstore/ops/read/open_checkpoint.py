@@ -13,8 +13,8 @@ from typing import Any, Self
 
 from ckstore.errors import BadInput, CkstoreError, NoSuchRef
 from ckstore.fs import dirfd_stat
+from ckstore.fs.dirfd_stat import AnyPath, StorePath
 from ckstore.fs.host.mounts import examine
-from ckstore.fs.store_path import AnyPath, StorePath
 from ckstore.model.brief import BriefList, brief
 from ckstore.model.manifest.committed_files import FileSummary, summaries
 from ckstore.model.manifest.health import Health

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from ckstore.errors import BadInput, CkstoreError, DamagedBlob, InUse, NoSuchRef
 from ckstore.fs import dirfd_stat, holders
-from ckstore.fs.store_path import StorePath
+from ckstore.fs.dirfd_stat import StorePath
 from ckstore.model.checkpoint.refs import VERIFIED_KINDS, newest_first, nothing_saved, parse_ref
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import CheckpointKey

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from ckstore.errors import BadInput, CkstoreError
 from ckstore.fs import direct, dirfd_stat, files
-from ckstore.fs.store_path import StorePath
+from ckstore.fs.dirfd_stat import StorePath
 from ckstore.fs.tree import files_below
 from ckstore.model.digest import algorithm_of, is_digest
 from ckstore.model.lazy_property import LazyProperty

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from ckstore.errors import BadInput, DamagedBlob, InUse
 from ckstore.fs import files
-from ckstore.fs.store_path import AnyPath
+from ckstore.fs.dirfd_stat import AnyPath
 from ckstore.model.digest import algorithm_of
 from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.objects.pieces import read_unless_file

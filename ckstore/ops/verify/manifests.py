@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ckstore.errors import BadInput, CatalogUnavailable, CkstoreError, DamagedBlob, InUse
 from ckstore.fs import files, locks
-from ckstore.fs.store_path import StorePath
+from ckstore.fs.dirfd_stat import StorePath
 from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES, Manifest
 from ckstore.model.manifest.parse import parse_manifest
 from ckstore.model.names import CheckpointKey

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ckstore.errors import DamagedBlob, InUse
 from ckstore.fs import dirfd_stat
-from ckstore.fs.store_path import StorePath
+from ckstore.fs.dirfd_stat import StorePath
 from ckstore.model.manifest.manifest import BlobRecord
 from ckstore.model.names import CheckpointKey
 from ckstore.model.reports.verify_report import Damage, Repair, Unrepaired

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 
 from ckstore.errors import CkstoreError
 from ckstore.fs import blob_time, dirfd_stat
-from ckstore.fs.open_dir import with_open_parents
-from ckstore.fs.store_path import StorePath
+from ckstore.fs.dirfd_stat import StorePath, with_open_parents
 from ckstore.model.digest import fan_out, is_digest
 from ckstore.model.manifest.manifest import BLOB_MAX_BYTES
 from ckstore.model.reports.verify_report import Mode, StoreFinding

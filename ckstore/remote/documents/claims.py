@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ckstore.errors import BadInput, CkstoreError, RemoteError
 from ckstore.fs import locks
-from ckstore.fs.store_path import StorePath
+from ckstore.fs.dirfd_stat import StorePath
 from ckstore.model.canonical import canonical_json
 from ckstore.model.digest import is_digest, short_id
 from ckstore.model.document import parse_document, refuse

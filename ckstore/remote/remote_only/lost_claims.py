@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ckstore.errors import CkstoreError, RemoteError
-from ckstore.fs.store_path import StorePath
+from ckstore.fs.dirfd_stat import StorePath
 from ckstore.model.manifest.manifest import BlobRecord
 from ckstore.objects import trash
 from ckstore.objects.checkpoints import CheckpointDirectory

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 
 from ckstore.errors import CkstoreError, DamagedBlob, InUse, RemoteError
 from ckstore.fs import dirfd_stat, files, links, locks
-from ckstore.fs.store_path import StorePath
+from ckstore.fs.dirfd_stat import StorePath
 from ckstore.model.digest import is_digest
 from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES, BlobRecord
 from ckstore.model.names import CheckpointKey, key_of

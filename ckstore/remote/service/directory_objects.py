@@ -20,10 +20,9 @@ from typing import Any, TypeVar
 
 from ckstore.errors import BadInput, CkstoreError, InUse, RemoteDenied, RemoteError, RemoteFull, RemoteUnavailable
 from ckstore.fs import dirfd_stat, files, links, statx
+from ckstore.fs.dirfd_stat import NotInStore, OpenDir, StorePath
 from ckstore.fs.host.mounts import examine
 from ckstore.fs.lock_files import LockFile
-from ckstore.fs.open_dir import OpenDir
-from ckstore.fs.store_path import NotInStore, StorePath
 from ckstore.model.host import reach_of_locks
 from ckstore.remote import keys
 from ckstore.remote.objects import ObjectEntry

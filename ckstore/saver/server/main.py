@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import cast
 
 from ckstore.errors import CkstoreError, SaveFailed, StepExists, UnknownOutcome
+from ckstore.fs.dirfd_stat import NotInStore
 from ckstore.fs.mapping import map_shared
-from ckstore.fs.store_path import NotInStore
 from ckstore.model.manifest.captured import ByteSource, BytesSource
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.saver.messages import Close, Done, Failed, Open, Order, Started, Taken

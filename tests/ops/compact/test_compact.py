@@ -23,7 +23,7 @@ import ckstore
 from ckstore import CheckpointInfo, InsufficientSpace, SaveFailed, Store, UnknownOutcome
 from ckstore.codecs import container
 from ckstore.fs import direct, files, locks
-from ckstore.fs.store_path import StorePath
+from ckstore.fs.dirfd_stat import StorePath
 from ckstore.model.manifest.manifest import Extent, Manifest
 from ckstore.model.manifest.parse import parse_manifest
 from ckstore.model.names import CheckpointKey

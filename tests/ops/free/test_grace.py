@@ -23,8 +23,8 @@ import pytest
 from ckstore import CkstoreWarning, RetentionPolicy, Store
 from ckstore.errors import BadInput, CkstoreError, InsufficientSpace, InUse, SaveFailed
 from ckstore.fs import files, links, statx
+from ckstore.fs.dirfd_stat import StorePath
 from ckstore.fs.lock_files import LockFile
-from ckstore.fs.store_path import StorePath
 from ckstore.objects import trash
 from ckstore.objects.shared import grace
 from ckstore.objects.staging import Staging

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ckstore.fs.store_path import AnyPath
+from ckstore.fs.dirfd_stat import AnyPath
 from ckstore.model.names import CheckpointKey, key_of
 from ckstore.objects import checkpoints
 from ckstore.objects.host_view import HostView

@@ -19,8 +19,8 @@ import pytest
 from ckstore import CkstoreWarning, Store
 from ckstore.errors import BadInput, StoreNotFound
 from ckstore.fs import files, links, locks
+from ckstore.fs.dirfd_stat import AnyPath, StorePath
 from ckstore.fs.host import probe
-from ckstore.fs.store_path import AnyPath, StorePath
 from ckstore.model.similar_names import similar_names
 from ckstore.objects.layout import Layout
 from ckstore.ops.open import opening as creating

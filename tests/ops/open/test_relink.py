@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from ckstore import Store
 from ckstore.errors import CkstoreError
 from ckstore.fs import blob_time, files, links
-from ckstore.fs.store_path import StorePath
+from ckstore.fs.dirfd_stat import StorePath
 from ckstore.model.digest import algorithm_of
 from ckstore.model.reports.reindex_report import RelinkReport
 from ckstore.objects import blobs

@@ -15,8 +15,8 @@ import pytest
 
 from ckstore import AmbiguousRef, BadInput, NoSuchRef, RetentionPolicy, Store
 from ckstore.fs import files
+from ckstore.fs.dirfd_stat import StorePath
 from ckstore.fs.notify import Watch
-from ckstore.fs.store_path import StorePath
 from ckstore.ops.refs import follow as module
 from tests.support.requirements import CRASH_FULL
 

@@ -14,7 +14,7 @@ import pytest
 
 from ckstore import Store
 from ckstore.errors import NoSuchRef
-from ckstore.fs.open_dir import OpenDir
+from ckstore.fs.dirfd_stat import OpenDir
 from ckstore.ops.index import facts, sequence
 from tests.support.catalog_rows import change
 from tests.support.checkpoint_dirs import checkpoint_dir, step_of_name

@@ -13,7 +13,7 @@ import pytest
 import ckstore
 from ckstore import Store
 from ckstore.errors import BadInput, DamagedBlob
-from ckstore.fs import blob_time, links, open_dir
+from ckstore.fs import blob_time, dirfd_stat, links
 from tests.support.checkpoint_dirs import checkpoint_dir
 from tests.support.damage import cut
 from tests.support.look import directory_of
@@ -215,7 +215,7 @@ def test_a_directory_that_the_disk_cannot_look_into_fails_no_save(
     store.save(state(1), step=1)
     directory = checkpoint_dir(store.path, "main", 1).relative_to(store.path)
     (store.path / "checkpoints/main/notes").mkdir()
-    has = open_dir._has
+    has = dirfd_stat._has
     asked: list[str] = []
 
     def failing(directory_fd: int, name: str) -> bool:
@@ -225,7 +225,7 @@ def test_a_directory_that_the_disk_cannot_look_into_fails_no_save(
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         return has(directory_fd, name)
 
-    monkeypatch.setattr(open_dir, "_has", failing)
+    monkeypatch.setattr(dirfd_stat, "_has", failing)
     saved = store.save(state(2), step=2)
     monkeypatch.undo()
 

@@ -12,7 +12,7 @@ import pytest
 from ckstore import Store
 from ckstore.errors import InUse, StepExists
 from ckstore.fs import files, links, locks
-from ckstore.fs.store_path import StorePath
+from ckstore.fs.dirfd_stat import StorePath
 from ckstore.objects import publish, trash
 from ckstore.objects.publish import IfExists
 from ckstore.ops.free import reclaim

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from ckstore import CheckpointInfo, RetentionPolicy, Store
 from ckstore.catalog import Catalog, database_files
 from ckstore.fs import locks
-from ckstore.fs.store_path import StorePath
+from ckstore.fs.dirfd_stat import StorePath
 from ckstore.model.names import CheckpointKey
 from ckstore.objects import publish
 from ckstore.objects.layout import Layout

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from ckstore import Store
 from ckstore.errors import BadInput, CkstoreError, DamagedBlob, InUse, NoSuchRef
 from ckstore.fs import blob_time, dirfd_stat
-from ckstore.fs.store_path import StorePath
+from ckstore.fs.dirfd_stat import StorePath
 from ckstore.model.checkpoint.mark import Mark, MarkEntry, parse_mark
 from ckstore.model.manifest import parse as manifest_parse
 from ckstore.objects import checkpoints
@@ -375,7 +375,7 @@ def test_what_fails_in_one_thread_leaves_nothing_open_by_the_others(
             return fd
         return opened(where)
 
-    monkeypatch.setattr("ckstore.fs.open_dir.open_directory", failing)
+    monkeypatch.setattr("ckstore.fs.dirfd_stat.open_directory", failing)
     with pytest.raises(CkstoreError, match="Too many open files") as caught:  # its traceback keeps the lock
         store.verify()
 
