@@ -1173,8 +1173,7 @@ class Store:
         Raises:
             BadInput: `newest` is below 1, or `run` is not a valid run name.
         """
-        from ckstore.ops.refs.incomplete import tell_torn
-        from ckstore.ops.refs.listing import infos
+        from ckstore.ops.refs.listing import infos, tell_torn
 
         if newest is not None and newest < 1:
             raise BadInput(f"newest must be a number of checkpoints, at least 1, got {newest}")
@@ -1194,7 +1193,7 @@ class Store:
         Raises:
             CkstoreError: A directory of the store cannot be read.
         """
-        from ckstore.ops.refs.latest import run_summaries
+        from ckstore.ops.refs.listing import run_summaries
 
         return BriefList(run_summaries(self._context))
 

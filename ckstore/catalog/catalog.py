@@ -14,9 +14,8 @@ from functools import wraps
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 from ckstore.catalog import queries, space
-from ckstore.catalog.answers import CatalogListing, Outline, Proposal
-from ckstore.catalog.connection import reading, writing
-from ckstore.catalog.database_files import unavailable
+from ckstore.catalog.connection import reading, unavailable, writing
+from ckstore.catalog.queries import CatalogListing, Outline, Proposal
 from ckstore.errors import CatalogUnavailable
 from ckstore.model.names import CheckpointKey, key_of
 

@@ -139,7 +139,7 @@ def metadata(values: Collection[Any]) -> None:
 
 
 def healths(values: Collection[Any]) -> None:
-    """Ask for results of `answers.encode_health`."""
+    """Ask for results of `queries.encode_health`."""
     for value in set(values):
         parsed_health(value)
 

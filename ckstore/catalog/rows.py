@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ckstore.catalog import queries
-from ckstore.catalog.answers import (
+from ckstore.catalog.queries import (
     decode_text,
     encode_health,
     encode_json,

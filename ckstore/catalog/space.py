@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ckstore.catalog import row_checks
-from ckstore.catalog.answers import in_parts
+from ckstore.catalog.queries import in_parts
 from ckstore.catalog.row_checks import checked
 from ckstore.model.names import CheckpointKey
 

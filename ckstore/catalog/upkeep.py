@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from ckstore.catalog import connection as connections
-from ckstore.catalog.database_files import SUFFIXES, unavailable
+from ckstore.catalog.connection import SUFFIXES, unavailable
 from ckstore.catalog.row_checks import check_tables
 from ckstore.errors import CatalogFull, CatalogUnavailable, CkstoreError, NewerFormat
 from ckstore.fs import files, links

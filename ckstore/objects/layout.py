@@ -17,7 +17,6 @@ from ckstore.model.checkpoint.tag import parse_tag
 from ckstore.model.digest import fan_out
 from ckstore.model.manifest.info import Stamp
 from ckstore.model.names import CheckpointKey, is_run, is_tag, key_of, parse_directory
-from ckstore.objects.host_view import ALL_SEEN, HostView
 
 MANIFEST = "manifest.json"
 PLAIN = "plain.json"
@@ -35,6 +34,41 @@ _RUNS_OPEN = 32
 def lists_holders(small_files: Collection[str]) -> bool:
     """Whether the small files of a checkpoint include the list of the places that have the blobs it lacks."""
     return ELSEWHERE in small_files
+
+
+@dataclass(frozen=True)
+class HostView:
+    """The processes that use a store and are visible on this host: all of them, or only those of this host.
+
+    The three properties have the same value today. Each names the reason for which the code reads it.
+
+    Attributes:
+        other_hosts: Why other hosts may use the store, whose locks, open files and catalogs are not visible here. Empty
+            if that is impossible.
+        is_assumed: Whether `other_hosts` is only assumed, because the settings cannot be read. The store may be local.
+    """
+
+    other_hosts: str = ""
+    is_assumed: bool = False
+
+    @property
+    def sees_locks(self) -> bool:
+        """Whether the locks, leases and open files of all processes that use the store are visible."""
+        return not self.other_hosts
+
+    @property
+    def sees_changes(self) -> bool:
+        """Whether names, link counts and inode numbers are current, and do not come from an older cache."""
+        return not self.other_hosts
+
+    @property
+    def frees_at_once(self) -> bool:
+        """Whether dropped data can be freed at once. Otherwise another host may read it, and it waits for the grace."""
+        return not self.other_hosts
+
+
+ALL_SEEN = HostView()
+"""The view of a store that only this host uses."""
 
 
 class RunStamp(NamedTuple):

@@ -16,8 +16,7 @@ from ckstore.model.lazy_property import LazyProperty
 from ckstore.model.manifest.info import CheckpointInfo, Stamp, as_stored
 from ckstore.model.names import CheckpointKey
 from ckstore.objects.documents.annotations import read_annotations
-from ckstore.objects.host_view import HostView
-from ckstore.objects.layout import ANNOTATIONS, BLOBS, MARK, PLAIN, lists_holders
+from ckstore.objects.layout import ANNOTATIONS, BLOBS, MARK, PLAIN, HostView, lists_holders
 from ckstore.ops.api_calls import places_of
 from ckstore.ops.call_threads import DEFAULT_THREADS
 from ckstore.ops.config_file import FAILED_SAVES_MOST, ON_FAILED_SAVE, THREADS, Setting, read_config, setting_of
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
     from pathlib import Path
 
-    from ckstore.catalog.answers import PieceLocation
+    from ckstore.catalog.queries import PieceLocation
     from ckstore.model.manifest.info import SaveCounters
     from ckstore.model.manifest.lineage import CountedPieces, Lineage
     from ckstore.model.manifest.manifest import BlobRecord, Manifest
@@ -43,8 +42,7 @@ if TYPE_CHECKING:
     from ckstore.model.settings.settings import StoreSettings
     from ckstore.model.training_identity import Parent
     from ckstore.objects.checkpoints import CheckpointDirectory, Unreadable
-    from ckstore.objects.host_view import HostView
-    from ckstore.objects.layout import Layout, RunStamp
+    from ckstore.objects.layout import HostView, Layout, RunStamp
     from ckstore.objects.publish import Rule
     from ckstore.objects.staging import Staging
 

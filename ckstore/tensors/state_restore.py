@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
 from ckstore.errors import BadInput
+from ckstore.fs.buffers import prefer_huge_pages
 from ckstore.model.manifest.leaf_records import itemsize
 from ckstore.model.manifest.manifest import LeafKind, LeafRecord, Node
 from ckstore.model.manifest.nodes import DICTS, SEQUENCES, decode_float, decode_key, join, text_of_leaf
 from ckstore.model.manifest.python_values import FACTORIES
 from ckstore.model.names import join_index
-from ckstore.tensors.allocation import allocate
 from ckstore.tensors.memory_layout import StorageMemory
 from ckstore.tensors.named import named_objects
 from ckstore.tensors.named.safe_classes import find
@@ -24,6 +24,8 @@ from ckstore.tensors.plain_values import unpack_numbers, value_of
 
 Keep = Callable[[str], bool]
 _ABSENT = object()
+# Two huge pages at least; huge ones everywhere were twice as slow where the host must give memory back (docs/adr/0007).
+_HUGE_FROM_BYTES = 4 * 2**20
 
 
 class TensorSink(Protocol):
@@ -118,6 +120,52 @@ def is_empty(leaf: LeafRecord) -> bool:
     return 0 in leaf.shape
 
 
+def allocate(kind: LeafKind, nbytes: int) -> StorageMemory:
+    """Return new memory for a storage of `nbytes` bytes, with undefined content."""
+    try:
+        memory = _fresh(kind, nbytes)
+        if memory.view.nbytes >= _HUGE_FROM_BYTES:
+            prefer_huge_pages(memory.view)
+    # torch says RuntimeError, NumPy ValueError or MemoryError: callers catch one.
+    except (MemoryError, OverflowError, RuntimeError, TypeError, ValueError) as error:  # torch, NumPy and Python differ
+        raise MemoryError(f"{nbytes} bytes for one storage could not be allocated") from error
+    return memory
+
+
+def _fresh(kind: LeafKind, nbytes: int) -> StorageMemory:
+    owner: Any
+    if kind == "torch":
+        from ckstore.tensors import torch_leaves
+
+        owner = torch_leaves.empty_bytes(nbytes)
+        return StorageMemory(owner, memoryview(owner.numpy()))
+    if kind == "numpy":
+        from ckstore.tensors import numpy_leaves
+
+        owner = numpy_leaves.empty_bytes(nbytes)
+    else:
+        owner = bytearray(nbytes)
+    return StorageMemory(owner, memoryview(owner))
+
+
+def wrap(kind: LeafKind, view: memoryview) -> StorageMemory:
+    """Return the memory of a storage in `view`, without a copy."""
+    # `kind`: kind of the leaves that will be made of it. `view`: Bytes of a writable buffer, such as a mapping. It
+    # stays exported, so that it cannot be closed, for as long as one of the leaves lives.
+    if not view:
+        return allocate(kind, 0)
+    owner: Any = view
+    if kind == "torch":
+        from ckstore.tensors import torch_leaves
+
+        owner = torch_leaves.bytes_in(view)
+    elif kind == "numpy":
+        from ckstore.tensors import numpy_leaves
+
+        owner = numpy_leaves.bytes_in(view)
+    return StorageMemory(owner, view)
+
+
 class LeafMaker:
     """Makes leaves, and requests each storage once."""
 
@@ -145,7 +193,7 @@ class LeafMaker:
 
 def make_leaf(leaf: LeafRecord, memory: StorageMemory) -> object:
     """Return the tensor, array, bytes or string of a leaf."""
-    # Tensors and arrays share `memory`, which must be of the leaf's kind (`allocation.allocate`) and filled.
+    # Tensors and arrays share `memory`, which must be of the leaf's kind (`allocate`) and filled.
     if leaf.kind == "torch":
         from ckstore.tensors import torch_leaves
 

@@ -28,8 +28,7 @@ from ckstore.ops.read.formats.export_pretrained import export_pretrained
 from ckstore.ops.read.formats.model_files import UserFile, added_files, user_file_parts
 from ckstore.ops.read.load import Select
 from ckstore.ops.refs.find import find, open_directory
-from ckstore.ops.refs.latest import in_one_run, newest, run_meant
-from ckstore.ops.refs.listing import infos
+from ckstore.ops.refs.listing import in_one_run, infos, newest, run_meant
 from ckstore.weights.model_weights import ModelWeights
 from ckstore.weights.version_directory import DifferenceForm, VersionDirectory, VersionRecord
 

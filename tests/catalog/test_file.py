@@ -741,7 +741,7 @@ def test_reading_imports_neither_torch_nor_sqlite_utils_and_errors_not_even_sqli
 import sys
 import ckstore.catalog
 from ckstore.errors import CatalogUnavailable
-from ckstore.catalog.answers import PieceLocation
+from ckstore.catalog.queries import PieceLocation
 assert "sqlite3" not in sys.modules
 from pathlib import Path
 from ckstore.catalog import Catalog

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from ckstore import Store
-from ckstore.catalog import Catalog, connection, database_files
+from ckstore.catalog import Catalog, connection
 from ckstore.errors import CatalogUnavailable
 from tests.catalog.manifests import SOON_S
 from tests.support.filling import prepare
@@ -198,4 +198,4 @@ def test_a_catalog_that_was_made_where_logs_are_good_is_not_mapped_and_changed_w
 
 def test_what_cannot_be_asked_of_a_filesystem_is_told(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="gone"):
-        database_files.may_be_mapped(tmp_path / "gone")
+        connection.may_be_mapped(tmp_path / "gone")

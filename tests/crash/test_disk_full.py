@@ -46,7 +46,7 @@ class Tally:
 
 @pytest.fixture(params=[1024, 4096])
 def block_bytes(request: pytest.FixtureRequest) -> int:
-    """With the smaller ones the catalog has another journal (`ckstore.catalog.database_files`)."""
+    """With the smaller ones the catalog has another journal (`ckstore.catalog.connection`)."""
     return int(request.param)
 
 

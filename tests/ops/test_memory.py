@@ -13,7 +13,7 @@ import torch
 
 from ckstore import Store
 from ckstore.model.manifest.manifest import LeafKind
-from ckstore.tensors.allocation import allocate
+from ckstore.tensors.state_restore import allocate
 
 _ROOT = Path(__file__).parents[2]
 _TIMEOUT_S = 120.0

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 from ckstore.model.digest import ALGORITHMS
 from ckstore.model.manifest.manifest import BlobRecord, Description, Extent, LeafKind, Manifest, StorageRecord, render
 from ckstore.model.manifest.parse import parse_manifest
-from ckstore.tensors.allocation import allocate
 from ckstore.tensors.memory_layout import StorageMemory
 from ckstore.tensors.state_capture import Captured, capture
-from ckstore.tensors.state_restore import build, needed_storages, sink_of
+from ckstore.tensors.state_restore import allocate, build, needed_storages, sink_of
 from ckstore.tensors.targets.into import IntoPlan, plan_into
 
 if TYPE_CHECKING:

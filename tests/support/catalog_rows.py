@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ckstore.catalog import row_checks
-from ckstore.catalog.answers import encode_stamp
+from ckstore.catalog.queries import encode_stamp
 from ckstore.model.manifest.info import Stamp
 
 

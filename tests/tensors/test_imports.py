@@ -14,7 +14,7 @@ import sys
 {setup}
 from ckstore.tensors.state_capture import capture
 from ckstore.tensors.targets.into import plan_into
-from ckstore.tensors.allocation import allocate
+from ckstore.tensors.state_restore import allocate
 from ckstore.tensors.state_restore import build
 state = {state}
 captured = capture(state)

@@ -19,9 +19,8 @@ from hypothesis import strategies as st
 
 from ckstore.errors import BadInput
 from ckstore.model.manifest.manifest import LeafKind, LeafRecord
-from ckstore.tensors.allocation import allocate, wrap
 from ckstore.tensors.memory_layout import StorageMemory
-from ckstore.tensors.state_restore import build, make_leaf, needed_storages, sink_of
+from ckstore.tensors.state_restore import allocate, build, make_leaf, needed_storages, sink_of, wrap
 from tests.support.captures import Saved
 from tests.support.states import assert_same, states, tensor_bits
 

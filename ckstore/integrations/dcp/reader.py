@@ -48,8 +48,7 @@ from ckstore.ops.read.storage_read import read_memories
 from ckstore.ops.read.target_load import LoadIntoRequest, LoadReport, TargetContent, content_of_target
 from ckstore.ops.refs.find import open_directory
 from ckstore.store import RefLike, Store, context_of
-from ckstore.tensors.allocation import allocate
-from ckstore.tensors.state_restore import build_with, make_leaf
+from ckstore.tensors.state_restore import allocate, build_with, make_leaf
 from ckstore.tensors.torch_leaves import DTYPES
 from ckstore.tensors.torch_ranges import count_beyond
 from ckstore.training.newest import untried

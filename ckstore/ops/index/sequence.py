@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 
-from ckstore.catalog.answers import CatalogListing, Counted
+from ckstore.catalog.queries import CatalogListing, Counted
 from ckstore.errors import CatalogUnavailable, DamagedBlob, SaveFailed
 from ckstore.fs import dirfd_stat
 from ckstore.model.manifest.info import Stamp

@@ -32,8 +32,7 @@ from ckstore.model.seal import to_write
 from ckstore.model.settings.settings import CHECKPOINT_IDS, SETTINGS_MAX_BYTES, StoreSettings, parse_settings
 from ckstore.model.similar_names import similar_names
 from ckstore.model.times import text_of_time
-from ckstore.objects.host_view import HostView
-from ckstore.objects.layout import Layout
+from ckstore.objects.layout import HostView, Layout
 from ckstore.ops.api_calls import describe_error, describe_os_error
 from ckstore.ops.context import Context, Subscriber
 from ckstore.ops.index.catalog_place import (

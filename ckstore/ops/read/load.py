@@ -25,8 +25,7 @@ from ckstore.ops.read.storage_read import (
     wrong_memories,
 )
 from ckstore.ops.refs.find import AnyRef, read_checkpoint
-from ckstore.tensors.allocation import wrap
-from ckstore.tensors.state_restore import build, needed_storages, sink_of
+from ckstore.tensors.state_restore import build, needed_storages, sink_of, wrap
 from ckstore.tensors.walks import value_names
 
 if TYPE_CHECKING:

@@ -38,9 +38,8 @@ from ckstore.ops.read.load import Select, load_open
 from ckstore.ops.read.regions import RegionReader
 from ckstore.ops.read.storage_read import check_bound, check_room, read_memories
 from ckstore.ops.refs.find import AnyRef, open_directory
-from ckstore.tensors.allocation import allocate
 from ckstore.tensors.memory_layout import StorageMemory
-from ckstore.tensors.state_restore import LeafMaker, build_with, is_empty, make_leaf
+from ckstore.tensors.state_restore import LeafMaker, allocate, build_with, is_empty, make_leaf
 from ckstore.tensors.walks import leaf_numbers
 
 _FEWER_ROWS = "read fewer rows at once, as with [a:b]"

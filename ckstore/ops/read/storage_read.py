@@ -16,7 +16,7 @@ from ckstore.model.sizes import SMALL_BELOW_BYTES, size_text
 from ckstore.objects.pieces import Memory, Part, PieceReader, by_blob, check, has_file
 from ckstore.ops.call_threads import for_each
 from ckstore.ops.read.regions import RegionReader
-from ckstore.tensors.allocation import allocate
+from ckstore.tensors.state_restore import allocate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -21,9 +21,7 @@ from ckstore.ops.context import Context, tags_by_checkpoint
 from ckstore.ops.index.facts import as_it_is, facts_at, from_manifests
 from ckstore.ops.index.reconcile import stamps
 from ckstore.ops.notices import way_in
-from ckstore.ops.refs.incomplete import check_newest
-from ckstore.ops.refs.latest import in_one_run, newest, run_meant
-from ckstore.ops.refs.listing import infos
+from ckstore.ops.refs.listing import check_newest, in_one_run, infos, newest, run_meant
 from ckstore.ops.refs.protection import damaged_tag, doubtful_tags
 
 T = TypeVar("T")

@@ -26,8 +26,7 @@ from ckstore.ops.api_calls import api_call
 from ckstore.ops.context import Context
 from ckstore.ops.refs.evaluations import ATTEMPTS, Evaluator
 from ckstore.ops.refs.find import AnyRef, find
-from ckstore.ops.refs.latest import in_one_run, run_meant
-from ckstore.ops.refs.listing import infos
+from ckstore.ops.refs.listing import in_one_run, infos, run_meant
 
 # Saves of other hosts make no event of inotify, and close() by another thread must be noticed.
 _LOOK_S = 1.0

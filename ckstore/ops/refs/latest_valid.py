@@ -23,9 +23,16 @@ from ckstore.ops.check.verifier import Verifier
 from ckstore.ops.context import Context, info_of
 from ckstore.ops.index.facts import from_manifests
 from ckstore.ops.notices import warn
-from ckstore.ops.refs.incomplete import Problem, incomplete, listed, newer_than, nothing_whole, repair_newer
-from ckstore.ops.refs.latest import in_one_run
-from ckstore.ops.refs.listing import infos
+from ckstore.ops.refs.listing import (
+    Problem,
+    in_one_run,
+    incomplete,
+    infos,
+    listed_problems,
+    newer_than,
+    nothing_whole,
+    repair_newer,
+)
 
 T = TypeVar("T")
 _LOCKED = "locked by "
@@ -89,7 +96,7 @@ def take_newest_valid(context: Context, ref: str, take: Take[T], *, read_touched
         if passed:
             kinds = "damaged or locked" if any(other.problem.startswith(_LOCKED) for other in passed) else "damaged"
             context.notices.problems[kind] = (
-                f"{kind} is {info.name}, since newer checkpoints are {kinds}: {listed(passed)}"
+                f"{kind} is {info.name}, since newer checkpoints are {kinds}: {listed_problems(passed)}"
             )
             warn(context.notices.problems[kind])
         else:
@@ -205,7 +212,8 @@ def _none_left(context: Context, kind: str, run: str | None, passed: list[Proble
     everything = passed + incomplete(context, run)
     if everything and all(other.problem.startswith(_LOCKED) for other in everything):
         return InUse(
-            f"{kind}: every checkpoint is locked. {listed(everything)}", hint="try again when that process has ended"
+            f"{kind}: every checkpoint is locked. {listed_problems(everything)}",
+            hint="try again when that process has ended",
         )
     if everything:
         return nothing_whole(kind, run, everything)

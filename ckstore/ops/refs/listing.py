@@ -1,28 +1,41 @@
-"""List checkpoints. The directories are authoritative; the catalog only avoids reading manifests."""
+"""List checkpoints, and find the newest one, `latest`, and its run if none is named.
+
+The directories are authoritative; the catalog only avoids reading manifests. A wrong row of the catalog must not make
+another checkpoint the newest, and `latest` without a run never means a checkpoint of another training.
+
+A directory in ``checkpoints/RUN/`` that is named like a checkpoint but is incomplete is reported if it may be newer.
+Leftovers of a dead save in ``staging/`` never were checkpoints.
+"""
 
 from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from ckstore.errors import CatalogUnavailable, DamagedBlob, NoSuchRef
-from ckstore.model.names import WIDEST_GAP, CheckpointKey, check_run, out_of_order
+from ckstore.errors import AmbiguousRef, CatalogUnavailable, DamagedBlob, NoSuchRef, NoWholeCheckpoint
+from ckstore.model.manifest.info import CheckpointInfo, RunSummary, summaries
+from ckstore.model.names import WIDEST_GAP, CheckpointKey, check_run, out_of_order, parse_directory
 from ckstore.objects import trash
 from ckstore.ops.context import Context, read_info, tags_by_checkpoint
 from ckstore.ops.index.facts import as_it_is, from_manifests, newest_by_catalog
 from ckstore.ops.index.reconcile import write_again
 from ckstore.ops.index.sequence import sequence_limit
+from ckstore.ops.notices import warn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-    from ckstore.model.manifest.info import CheckpointInfo, Stamp
+    from ckstore.model.checkpoint.refs import Ref
+    from ckstore.model.manifest.info import Stamp
     from ckstore.objects.layout import Layout, OpenRuns
 
 
 # A try fails only if a checkpoint is replaced or dropped between two calls.
 _LIST_TRIES = 5
+Order = tuple[int, str, str, int]
+_PROBLEMS_SHOWN = 5
+_RUNS_SHOWN = 4
 
 
 def infos(
@@ -164,6 +177,237 @@ def in_order(context: Context, found: list[CheckpointInfo]) -> list[CheckpointIn
 def order_problem(info: CheckpointInfo) -> str:
     """Return the key in `Notices.problems` for an invalid sequence number."""
     return f"order of {info.name}"
+
+
+class Problem(NamedTuple):
+    """A checkpoint that cannot be used, and the reason."""
+
+    name: str  # ``RUN@STEP``
+    problem: str
+    order: Order | None  # its place in the order of commits; None if that cannot be read
+    key: CheckpointKey
+
+
+def incomplete(context: Context, run: str | None) -> list[Problem]:
+    """Return the directories of a run, or of all, that hold no complete checkpoint."""
+    torn: set[CheckpointKey] = set()
+    infos(context, run, superseded=True, torn=torn)
+    return problems_of(context, torn)
+
+
+def problems_of(context: Context, keys: Iterable[CheckpointKey]) -> list[Problem]:
+    """Return the problems of incomplete directories, the newest first."""
+    found = [one for key in sorted(keys) if (one := _problem(context, key)) is not None]
+    return sorted(found, key=lambda one: (one.order is not None, one.order or (), one.key), reverse=True)
+
+
+def _problem(context: Context, key: CheckpointKey) -> Problem | None:
+    from ckstore.objects.checkpoints import look
+    from ckstore.ops.check.validity import glance
+
+    try:
+        glanced = glance(context.layout.checkpoint(key), key)
+        # `look` also checks the hash of the store.
+        problem = glanced.problem or look(context.layout, key).problem
+    except (FileNotFoundError, NotADirectoryError):  # dropped since it was listed
+        return None
+    if not problem:  # repaired since
+        return None
+    if glanced.manifest is None:
+        # Without a manifest its time is not known.
+        return Problem(key.name, f"{problem} (so it may be older)", None, key)
+    order = (glanced.manifest.sequence, glanced.manifest.created, glanced.manifest_id, key.generation)
+    return Problem(key.name, problem, order, key)
+
+
+def newer_than(info: CheckpointInfo, found: Iterable[Problem]) -> list[Problem]:
+    """Return the problems that are or may be newer than a checkpoint: older ones do not concern a running training."""
+    return [one for one in found if one.order is None or one.order > info.order]
+
+
+def repair_newer(context: Context, newest: CheckpointInfo | None, torn: Collection[CheckpointKey]) -> bool:
+    """Repair the newest torn directory that is newer than `newest` from a remote; return whether one was repaired."""
+    if not torn or context.rescuer is None:
+        return False
+    found = problems_of(context, torn)
+    return any(context.rescuer.checkpoint(one.key) for one in (found if newest is None else newer_than(newest, found)))
+
+
+def check_newest(
+    context: Context,
+    run: str | None,
+    newest: CheckpointInfo | None,
+    torn: Collection[CheckpointKey],
+    ref: str = "latest",
+) -> None:
+    """Raise if there are only incomplete checkpoints; warn once per open store if incomplete ones are newer.
+
+    Args:
+        context: The store.
+        run: The run, or None for all runs.
+        newest: The newest complete checkpoint.
+        torn: The directories of the run, or of all runs, without a complete checkpoint.
+        ref: The requested ref.
+    """
+    if not torn:
+        return
+    if newest is None and (found := problems_of(context, torn)):
+        raise nothing_whole(ref, run, found)
+    tell_torn(context, newest, torn)
+
+
+def tell_torn(context: Context, newest: CheckpointInfo | None, torn: Collection[CheckpointKey]) -> None:
+    """Warn, once per open store, about incomplete checkpoints that are or may be newer than the newest one."""
+    found = problems_of(context, torn)
+    newer = found if newest is None else newer_than(newest, found)
+    told = context.notices.problems
+    if any(f"latest {one.name}" not in told for one in newer):
+        what = f"{listed_problems(newer)}. ckstore verify --repair repairs what it can"
+        said = f"checkpoints are incomplete or damaged: {what}"
+        if newest is not None:
+            said = f"latest is {newest.name}, since newer checkpoints are incomplete or damaged: {what}"
+        told.update((f"latest {one.name}", said) for one in newer)
+        warn(said)
+
+
+def nothing_whole(ref: str, run: str | None, found: Sequence[Problem]) -> NoWholeCheckpoint:
+    """Return the error for a ref to the newest checkpoint if all are incomplete."""
+    of_run = "" if run is None else f" of the run {run!r}"
+    again = f"to start over, save to another run, or delete this one: ckstore delete --run {found[0].key.run}"
+    return NoWholeCheckpoint(
+        f"{ref}: no checkpoint{of_run} is complete. {len(found)} exist: {listed_problems(found)}",
+        hint="store.verify(repair=True) repairs from a remote, repair_from= from a copy. Load one of them with "
+        f"select= or verify=False to rescue readable data; {again}",
+        command_hint="ckstore verify --repair repairs from a remote, --repair-from PLACE from a copy. "
+        f"ckstore export REF DEST --select NAME rescues a part; {again}",
+    )
+
+
+def listed_problems(found: Sequence[Problem]) -> str:
+    """Return a sentence with the first few problems."""
+    more = len(found) - _PROBLEMS_SHOWN
+    text = "; ".join(f"{other.name}: {other.problem}" for other in found[:_PROBLEMS_SHOWN])
+    return text + (f"; and {more} more" if more > 0 else "")
+
+
+def newest(context: Context, run: str | None) -> CheckpointInfo | None:
+    """Return the newest checkpoint of a run, or of all runs; None without checkpoints.
+
+    Raises:
+        NoWholeCheckpoint: Directories of checkpoints exist, but no complete checkpoint.
+    """
+    torn: set[CheckpointKey] = set()
+    found = _newest(context, run, torn)
+    if torn and repair_newer(context, found, torn):
+        found = _newest(context, run, torn)
+    check_newest(context, run, found, torn)
+    return found
+
+
+def _newest(context: Context, run: str | None, torn: set[CheckpointKey]) -> CheckpointInfo | None:
+    """As `newest`; adds the directories without a complete checkpoint to `torn`."""
+    # Two manifests are read: that of the checkpoint, and the one that was written last, usually the same. A row that
+    # differs from its manifest thus makes no other checkpoint the newest.
+    sured: set[str] = set()
+    while True:
+        torn.clear()
+        with context.layout.open_runs() as runs:
+            few = newest_by_catalog(context, runs, run, newest=1)
+            published = runs.stamps(run) if few is None else few.published
+            found = infos_at(context, runs, published, run, newest=1, seek=few is not None, torn=torn)
+        if not found or found[0].out_of_order or found[0].damaged:  # another form of it may be complete
+            found = infos(context, run, torn=torn)[-1:]
+        if not found:
+            return None
+        suspects = {info.id: info for info in (*_written_last(context, published, found[0]), *found)}
+        # If all candidates were read and the newest is still the same one, the loop ends.
+        if suspects.keys() <= sured:
+            return found[0]
+        sured |= suspects.keys()
+        try:
+            read = [from_manifests(context, info) for info in suspects.values()]
+        except DamagedBlob:  # loading it reports the damage
+            return found[0]
+        except (FileNotFoundError, NotADirectoryError):  # dropped since it was listed
+            continue
+        best = in_order(context, read)[-1]
+        if best.id == found[0].id and best.sequence == found[0].sequence:
+            return best
+
+
+def _written_last(
+    context: Context, published: Mapping[CheckpointKey, Stamp | None], newest: CheckpointInfo
+) -> list[CheckpointInfo]:
+    """Return the checkpoint whose manifest was written last, if it is another one and complete."""
+    written = {place: stamp for place, stamp in published.items() if stamp is not None}
+    if not written:
+        return []
+    # By time in addition to the number: a row whose number rotted to a small one would hide the newest checkpoint.
+    place = max(written, key=lambda place: written[place].mtime_ns)
+    return [] if place == newest.key else infos(context, at={place: written[place]})
+
+
+def run_meant(context: Context, run: str | None) -> str | None:
+    """Return the run of a call: the given one, or the one that the store is bound to."""
+    return context.run if run is None else run
+
+
+def in_one_run(context: Context, ref: Ref) -> Ref:
+    """Return `ref` with the run to search, if its kind depends on the run."""
+    # Tags and ids name one checkpoint of the whole store, even if the store is bound to a run.
+    context.notices.run_was_open = False
+    if ref.run is not None or ref.kind in ("tag", "id"):
+        return ref
+    if context.run is not None:
+        return replace(ref, run=context.run)
+    context.notices.run_was_open = True
+    if ref.kind != "step":
+        _refuse_several(context, ref)
+    return ref
+
+
+def _refuse_several(context: Context, ref: Ref) -> None:
+    """Raise if the store has checkpoints of several runs."""
+    names = [*filter(context.layout.is_filled, context.layout.runs())]
+    if len(names) < 2:
+        return
+    found = [latest for name in names if (latest := _newest(context, name, set())) is not None]
+    if len(found) < 2:
+        return
+    found.sort(key=lambda info: info.order, reverse=True)
+    more = len(found) - _RUNS_SHOWN
+    listed = " or ".join(info.name for info in found[:_RUNS_SHOWN]) + (f" or {more} more" if more > 0 else "")
+    msg = f"{ref}: the store has {len(found)} runs, so it may be {listed}"
+    example = f"{found[0].run}@{ref.value}"
+    raise AmbiguousRef(
+        msg,
+        hint=f"write {example}, or bind the store to a run: Store.open(path, run={found[0].run!r})",
+        command_hint=f"write {example}",
+    )
+
+
+def run_summaries(context: Context) -> list[RunSummary]:
+    """Return all runs with a complete checkpoint, in the order of their newest commits, oldest first."""
+    found: list[RunSummary] = []
+    with context.layout.open_runs() as runs:
+        for run in context.layout.runs():
+            proposed = _proposed(context, runs, run)
+            found += summaries(infos(context, run)) if proposed is None else [proposed]
+    if any(one.newest.out_of_order for one in found):
+        return summaries(infos(context))
+    return sorted(found, key=lambda one: one.newest.order)
+
+
+def _proposed(context: Context, runs: OpenRuns, run: str) -> RunSummary | None:
+    """Return the summary of a run by the catalog, or None if all of its checkpoints must be checked."""
+    found = newest_by_catalog(context, runs, run, newest=1)
+    if found is None or found.unknown:  # it is not known which of them are complete
+        return None
+    newest = infos_at(context, runs, found.published, run, newest=1, seek=True)
+    if not newest:
+        return None
+    steps = {name.step for name in map(parse_directory, found.listed[run]) if name is not None}
+    return RunSummary(run, len(steps), newest[0], max(steps))
 
 
 def no_such_run(layout: Layout, run: str) -> NoSuchRef:

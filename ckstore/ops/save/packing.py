@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple, Protocol
 
-from ckstore.catalog.answers import Counted, PieceLocation
+from ckstore.catalog.queries import Counted, PieceLocation
 from ckstore.errors import CatalogUnavailable, CkstoreError
 from ckstore.fs import dirfd_stat, files
 from ckstore.fs.buffers import GRAIN_BYTES, aligned_buffer

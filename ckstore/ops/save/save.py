@@ -90,7 +90,7 @@ from ckstore.version import __version__
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from ckstore.catalog.answers import Counted
+    from ckstore.catalog.queries import Counted
     from ckstore.model.reports.progress import Progress
     from ckstore.objects.publish import IfExists, Outcome, Rule
     from ckstore.ops.context import Origin

@@ -35,7 +35,7 @@ from ckstore.ops.save.recorded_chunks import FingerprintedChunks, RecordedChunk,
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from ckstore.catalog.answers import Counted, PieceLocation
+    from ckstore.catalog.queries import Counted, PieceLocation
     from ckstore.model.manifest.captured import ByteSource, Captured, MemorySpace, SourceReader
     from ckstore.model.manifest.lineage import CountedPieces
     from ckstore.model.reports.progress import Progress

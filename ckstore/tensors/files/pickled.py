@@ -14,9 +14,8 @@ import torch
 from ckstore.errors import BadInput
 from ckstore.fs.mapping import reserve
 from ckstore.model.manifest.manifest import LeafRecord, StorageRecord
-from ckstore.tensors.allocation import allocate
 from ckstore.tensors.memory_layout import StorageMemory
-from ckstore.tensors.state_restore import make_leaf
+from ckstore.tensors.state_restore import allocate, make_leaf
 from ckstore.tensors.torch_leaves import bytes_in, empty_bytes
 
 _PROTOCOL = 2  # the one that torch writes, and ``weights_only=True`` reads

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ckstore.errors import BadInput
 from ckstore.model.manifest.manifest import FileRecord, file_json
-from ckstore.model.manifest.sections import read_files
+from ckstore.model.manifest.parse import read_files
 from ckstore.model.names import MOST_LEVELS, check_path, differing_in_case, parent_of
 
 

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from ckstore.fs.dirfd_stat import AnyPath
 from ckstore.model.names import CheckpointKey, key_of
 from ckstore.objects import checkpoints
-from ckstore.objects.host_view import HostView
-from ckstore.objects.layout import Layout, RunChange
+from ckstore.objects.layout import HostView, Layout, RunChange
 from ckstore.ops import manifest_cache
 from ckstore.ops.check import validity
 from ckstore.ops.check.validity import why_not_valid

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from ckstore import CheckpointInfo, RetentionPolicy, Store
-from ckstore.catalog import Catalog, database_files
+from ckstore.catalog import Catalog, connection
 from ckstore.fs import locks
 from ckstore.fs.dirfd_stat import StorePath
 from ckstore.model.names import CheckpointKey
@@ -165,9 +165,9 @@ def test_a_save_opens_the_catalog_twice_and_reads_the_settings_twice(
 ) -> None:
     opened: list[str] = []
     read: list[object] = []
-    examine, settings = database_files.examine, config_file.read_config
+    examine, settings = connection.examine, config_file.read_config
 
-    def examining(path: Path, *, alone: bool) -> database_files.Examined:
+    def examining(path: Path, *, alone: bool) -> connection.Examined:
         opened.append(path.name)
         return examine(path, alone=alone)
 
@@ -177,7 +177,7 @@ def test_a_save_opens_the_catalog_twice_and_reads_the_settings_twice(
 
     for step in range(3):
         store.save({f"w{i}": bytes([step, i]) * 500 for i in range(5)}, step)
-    monkeypatch.setattr(database_files, "examine", examining)
+    monkeypatch.setattr(connection, "examine", examining)
     for module in ("ckstore.ops.config_file", "ckstore.ops.context"):
         monkeypatch.setattr(f"{module}.read_config", reading)
     store.save({f"w{i}": bytes([9, i]) * 500 for i in range(5)}, 9)

@@ -14,7 +14,7 @@ import pytest
 
 from ckstore import Store
 from ckstore.errors import StepExists
-from ckstore.objects.host_view import HostView
+from ckstore.objects.layout import HostView
 from ckstore.ops.save import step_author
 from tests.support.stores import check_store
 

@@ -28,10 +28,9 @@ from ckstore.ops.read.export_sums import ExportSums, FileRegion, Sums
 from ckstore.ops.read.formats.export_torch import Archive, LeafRows, pickled_node, refuse_large
 from ckstore.ops.read.load import Select, as_filter, check_selection
 from ckstore.ops.read.storage_read import read_memories
-from ckstore.tensors.allocation import allocate
 from ckstore.tensors.files.dcp_metadata import WrittenChunk
 from ckstore.tensors.memory_layout import span_elements
-from ckstore.tensors.state_restore import build_with, is_empty, make_leaf
+from ckstore.tensors.state_restore import allocate, build_with, is_empty, make_leaf
 from ckstore.tensors.walks import DICTS, leaf_numbers, value_names
 
 CHUNK_MOST_BYTES = 256 * 2**20

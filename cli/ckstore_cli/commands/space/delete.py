@@ -11,7 +11,7 @@ import click
 from ckstore.errors import AmbiguousRef, BadInput, CkstoreError, DamagedBlob, InUse, NoSuchRef
 from ckstore.model.digest import short_id
 from ckstore.ops.refs.find import torn_at
-from ckstore.ops.refs.incomplete import incomplete
+from ckstore.ops.refs.listing import incomplete
 from ckstore.ops.report.deletion import Preview
 from ckstore.store import context_of
 from ckstore_cli._frame import Frame, framed
