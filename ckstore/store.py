@@ -2273,6 +2273,8 @@ def _resolved(path: str | os.PathLike[str]) -> Path:
 def _open(
     root: Path, *, run: str | None, readonly: bool, recover: bool, catalog_path: Path | None
 ) -> tuple[Context, tuple[str, ...]]:
+    from ckstore.ops.config_file import FAILED_SAVES_MOST, ON_FAILED_SAVE, settings_or_defaults
+    from ckstore.ops.mirror_settings import MIRROR
     from ckstore.ops.open.opening import open_context
 
     context, notes = open_context(
@@ -2283,8 +2285,10 @@ def _open(
     context.rescuer = _LazyRescue(context)
     if not context.readonly:
         # Read these settings now, since `save_async` does not access the filesystem.
-        vars(context).update(failed_saves_most=context.failed_saves_most, on_failed_save=context.on_failed_save)
-        wake_mirror(context, "opened")
+        most, act, mirror = settings_or_defaults(context.layout, FAILED_SAVES_MOST, ON_FAILED_SAVE, MIRROR)
+        vars(context).update(failed_saves_most=most, on_failed_save=act)
+        if mirror is not None:
+            wake_mirror(context, "opened")
     return context, notes
 
 

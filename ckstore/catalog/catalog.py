@@ -214,7 +214,8 @@ class Catalog:
         """Return the checkpoints of `run`, or of all runs, in the order of commits."""
         with reading(self.path) as connection:
             found = queries.infos(connection, run, places=places, durable=durable)
-        return self._each_once(found.infos)
+        self._keys(found.infos)
+        return found.infos
 
     def current(
         self,
@@ -238,14 +239,14 @@ class Catalog:
                 unknown -= set(same) - set(places)
                 wrong_count = listing.wrong_count
             found = queries.infos(connection, run, places=places, published=published, durable=durable)
-        infos = self._each_once(found.infos)
-        unknown -= {info.key for info in infos}
-        return infos, unknown, max(wrong_count, found.wrong_count)
+        return found.infos, unknown - self._keys(found.infos), max(wrong_count, found.wrong_count)
 
-    def _each_once(self, found: list[CheckpointInfo]) -> list[CheckpointInfo]:
-        if len({info.key for info in found}) < len(found):  # SQLite goes by an index that knows one
+    def _keys(self, found: list[CheckpointInfo]) -> set[CheckpointKey]:
+        """Return the keys of checkpoints, each of which has one row."""
+        keys = {info.key for info in found}
+        if len(keys) < len(found):  # SQLite goes by an index that knows one
             raise unavailable(self.path, "has two rows of one checkpoint", "damaged")
-        return found
+        return keys
 
     # --------------------------------------------------------------------------------------- upkeep
 

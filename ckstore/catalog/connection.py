@@ -44,7 +44,7 @@ from typing import Any, NamedTuple
 from ckstore.catalog import row_checks
 from ckstore.catalog.row_checks import NotOfItsForm
 from ckstore.errors import CatalogFull, CatalogProblem, CatalogUnavailable, InUse, NewerFormat
-from ckstore.fs import dirfd_stat, files
+from ckstore.fs import files
 from ckstore.fs.locks import DirectoryLock, lock_exclusive
 from ckstore_migrations import APPLICATION_ID, VERSION
 from ckstore_migrations.schema import is_schema_of
@@ -163,7 +163,7 @@ _SAFE_BLOCK_BYTES = 4096
 
 def may_be_mapped(path: Path) -> bool:
     """Whether a mapped page of a file in this directory keeps its disk space once a byte of it was written."""
-    if dirfd_stat.free_space(path).block_bytes < _SAFE_BLOCK_BYTES:
+    if os.statvfs(path).f_frsize < _SAFE_BLOCK_BYTES:
         return False
     if os.major(path.stat().st_dev):  # a block device, which btrfs never names: others need not import ctypes
         return True

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from ckstore.fs import dirfd_stat
-from ckstore.fs.dirfd_stat import AnyPath, StorePath, at, open_directory
-from ckstore.fs.owner import give_name_to_owner_of, give_to_owner_of
+from ckstore.fs.dirfd_stat import AnyPath, StorePath, at, give_name_to_owner_of, give_to_owner_of, open_directory
 
 # The owner may always use its own store, whatever the directory above it withholds.
 _OWNER = 0o700

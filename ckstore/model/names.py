@@ -12,7 +12,7 @@ import operator
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -111,6 +111,11 @@ def key_of(run: str, directory: str) -> CheckpointKey | None:
     """Return the key of a directory of a run, or None if its name is not that of a checkpoint."""
     found = parse_directory(directory)
     return None if found is None else CheckpointKey(run, found.step, directory)
+
+
+def keys_in(run: str, names: Mapping[str, int]) -> dict[CheckpointKey, int]:
+    """Return the numbers of the names in a run that are names of checkpoints, by their keys."""
+    return {key: number for name, number in names.items() if (key := key_of(run, name)) is not None}
 
 
 def directory_of(step: int, id: str, *, digit_count: int = SHORT_DIGITS, generation: int = 0) -> str:

@@ -16,7 +16,7 @@ from ckstore.fs.dirfd_stat import OpenDir, StorePath, with_open_parents
 from ckstore.model.checkpoint.tag import parse_tag
 from ckstore.model.digest import fan_out
 from ckstore.model.manifest.info import Stamp
-from ckstore.model.names import CheckpointKey, is_run, is_tag, key_of, parse_directory
+from ckstore.model.names import CheckpointKey, is_run, is_tag, key_of, keys_in, parse_directory
 
 MANIFEST = "manifest.json"
 PLAIN = "plain.json"
@@ -205,8 +205,7 @@ class Layout:
 
     def checkpoints_of(self, run: str) -> dict[CheckpointKey, int]:
         """Return key -> inode number of every directory of a run with the name of a checkpoint, unsorted."""
-        named = ((key_of(run, name), inode) for name, inode in self.subdirectories(run).items())
-        return {key: inode for key, inode in named if key is not None}
+        return keys_in(run, self.subdirectories(run))
 
     def of_step(self, run: str, step: int) -> list[CheckpointKey]:
         """Return the keys of the directories of one step by their names, sorted. Empty if the run does not exist."""
@@ -227,6 +226,10 @@ class Layout:
         """Return name -> inode number of every directory of a run with any name, unsorted."""
         return {name: inode for name, inode, is_directory in self.listed(run) if is_directory}
 
+    def directories_by_run(self, run: str | None = None) -> dict[str, dict[str, int]]:
+        """Return run -> name -> inode number of every directory of a run, or of all runs."""
+        return {name: self.subdirectories(name) for name in (self.runs() if run is None else [run])}
+
     def is_filled(self, run: str) -> bool:
         """Whether a run has a directory with the name of a checkpoint."""
         try:
@@ -243,7 +246,7 @@ class Layout:
         found = dirfd_stat.listed(self.checkpoints)
         if not found:
             self.check_exists(self.checkpoints)
-        return sorted(name for name, _, is_directory in found if is_directory and is_run(name))
+        return sorted(filter(is_run, [name for name, _, is_directory in found if is_directory]))
 
     def listed(self, run: str) -> list[tuple[str, int, bool]]:
         """Return each name in the directory of a run with its inode number and whether it is a directory."""
@@ -287,7 +290,7 @@ class Layout:
     def stamps(self, run: str | None = None) -> dict[CheckpointKey, Stamp | None]:
         """Return the stamp of each checkpoint that `published` yields. None if its manifest is missing."""
         with self.open_runs() as runs:
-            return runs.stamps(run)
+            return runs.stamps(self.directories_by_run(run))
 
     def subdirectory_count(self, run: str) -> int:
         """Return the number of subdirectories of a run, by its link count. 0 if the filesystem does not report it."""
@@ -335,19 +338,23 @@ class OpenRuns:
         if key in self._small_files:
             return self._small_files[key]
         folder = self._run(key.run)
-        return frozenset() if folder is None else folder.having(key.directory, SMALL_FILES)
+        found = frozenset[str]() if folder is None else folder.having(key.directory, SMALL_FILES)
+        self._small_files[key] = found
+        return found
 
     def stamp(self, key: CheckpointKey) -> Stamp | None:
         """Return the stamp of the checkpoint in a directory. None if the directory or its manifest is missing."""
         inode = self._layout.inode(key)
         return self._stamps(key.run, {} if inode is None else {key: inode}, in_full=False).get(key)
 
-    def stamps(self, run: str | None = None, *, in_full: bool = False) -> dict[CheckpointKey, Stamp | None]:
-        """Return the stamp of each checkpoint that `Layout.published` yields. None if its manifest is missing."""
+    def stamps(
+        self, listed: Mapping[str, Mapping[str, int]], *, in_full: bool = False
+    ) -> dict[CheckpointKey, Stamp | None]:
+        """Return the stamp of each checkpoint in `Layout.directories_by_run`. None if its manifest is missing."""
         # With `in_full` it is looked at the same time for what `small_files` is going to be asked.
         found: dict[CheckpointKey, Stamp | None] = {}
-        for name in self._layout.runs() if run is None else [run]:
-            found |= self._stamps(name, self._layout.checkpoints_of(name), in_full=in_full)
+        for run, names in listed.items():
+            found |= self._stamps(run, keys_in(run, names), in_full=in_full)
         return found
 
     def _stamps(

@@ -10,7 +10,6 @@ import os
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing
-from functools import cached_property
 from typing import Any, NamedTuple, Protocol, Self
 
 from ckstore.codecs.tiles import TILE_BYTES
@@ -81,13 +80,10 @@ class PieceReader:
         self._before_each = before_each
         self._open: OrderedDict[int, int | None] = OrderedDict()
         self._decoder: Decoder | None = None
+        self._absent: AbsentPieces | None = None  # made when a blob is not here
         # Whole blobs that are damaged here and came from a remote, by their number; and the files that were repaired.
         self._rescued: OrderedDict[int, memoryview] = OrderedDict()
         self._repaired: set[str] = set()
-
-    @cached_property
-    def _absent(self) -> AbsentPieces:
-        return self._directory.absent_pieces()
 
     def read(self, part: Part) -> None:
         """Read a piece into the memory of a part, and check it. The message about damage names the part's owner.
@@ -133,7 +129,7 @@ class PieceReader:
         if fd is None:
             memory = out if isinstance(out, memoryview) else memoryview(bytearray(len(out)))
             try:
-                self._absent.read_right(extent, old if memory is out else None, memory, what, self._begin_part)
+                self._absent_pieces().read_right(extent, old if memory is out else None, memory, what, self._begin_part)
             except UNREADABLE:
                 # A pull may have restored the blob, and then removed the record of the remotes.
                 del self._open[extent.blob]
@@ -169,7 +165,13 @@ class PieceReader:
     @property
     def received_bytes(self) -> int:
         """Number of bytes received from remotes so far."""
-        return self._absent.received_bytes
+        return 0 if self._absent is None else self._absent.received_bytes
+
+    def _absent_pieces(self) -> AbsentPieces:
+        """Return the reader of the pieces of blobs that are not here, made once."""
+        if self._absent is None:
+            self._absent = self._directory.absent_pieces()
+        return self._absent
 
     def share(self, part: Part, target: int, target_offset: int) -> bool | None:
         """Share the blocks of a piece with a file (reflink), unchecked. Return False if the two files cannot share."""
@@ -211,7 +213,7 @@ class PieceReader:
         except DamagedBlob:  # reading it says so, or has it repaired
             return
         if fd is None:
-            self._absent.expect([part.extent for part in parts])
+            self._absent_pieces().expect([part.extent for part in parts])
             return
         start = parts[0].extent.offset
         stop = max(part.extent.offset + part.extent.length for part in parts)

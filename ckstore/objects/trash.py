@@ -11,7 +11,7 @@ import uuid
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from ckstore.fs import dirfd_stat, files, links, locks, owner
+from ckstore.fs import dirfd_stat, files, links, locks
 from ckstore.fs.dirfd_stat import with_open_parents
 from ckstore.fs.lock_files import leftovers
 from ckstore.model.digest import is_digest
@@ -101,7 +101,7 @@ def may_purge(path: StorePath) -> bool:
     Purging another user's checkpoint would not free its blobs. It would only prevent an undo.
     """
     found = dirfd_stat.find(path)
-    return found is not None and owner.current_user() in (0, found.st_uid)
+    return found is not None and dirfd_stat.current_user() in (0, found.st_uid)
 
 
 def waiting_blobs(layout: Layout, *, purge: bool = False) -> set[str]:

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
 
 from ckstore.errors import BadInput, CkstoreError
-from ckstore.fs import dirfd_stat, files, owner
+from ckstore.fs import dirfd_stat, files
 from ckstore.model.document import refuse
 from ckstore.model.names import MAX_SEQUENCE
 from ckstore.model.seal import MEMBER, read, to_write
@@ -232,7 +232,7 @@ Scope = Literal["all", "own", "none"]
 def rule_scopes(layout: Layout, config: Mapping[str, Any], rules: Iterable[str]) -> dict[str, Scope]:
     """Return the scopes of rules by their names."""
     root = dirfd_stat.status(layout.root)
-    own = owner.current_user()
+    own = dirfd_stat.current_user()
     by = config.get(SET_BY)
     authors = by if isinstance(by, dict) else {}
     if root.st_mode & stat.S_ISVTX:
@@ -292,6 +292,22 @@ def setting_or_none(layout: Layout, setting: Setting[T]) -> T | None:
         return None
 
 
+def settings_or_defaults(layout: Layout, *settings: Setting[Any]) -> list[Any]:
+    """Return the values of settings from one read of the file; the default of one that cannot be read."""
+    # The code that needs the settings reports what is wrong with them.
+    try:
+        config, where = read_config(layout), str(layout.config)
+    except (CkstoreError, OSError):
+        return [setting.default for setting in settings]
+    found = []
+    for setting in settings:
+        try:
+            found.append(setting.of(config, where))
+        except CkstoreError:
+            found.append(setting.default)
+    return found
+
+
 def save_checks_or_all(layout: Layout) -> SaveChecks:
     """Return the checks of a save; all checks, with the reason, if the settings cannot be read."""
     where = str(layout.config)
@@ -337,7 +353,7 @@ def _note_author(layout: Layout, config: dict[str, Any], member: str, before: ob
     old, new = ({member: before}, {member: value})
     if member == BY_RUN:
         old, new = (dict(one) if isinstance(one, dict) else {} for one in (before, value))
-    root_uid, uid = dirfd_stat.status(layout.root).st_uid, owner.current_user()
+    root_uid, uid = dirfd_stat.status(layout.root).st_uid, dirfd_stat.current_user()
     for name in old.keys() | new.keys():
         if new.get(name) is None or (old.get(name) != new.get(name) and uid in (root_uid, 0)):
             authors.pop(name, None)

@@ -19,7 +19,14 @@ from ckstore.objects.documents.annotations import read_annotations
 from ckstore.objects.layout import ANNOTATIONS, BLOBS, MARK, PLAIN, HostView, lists_holders
 from ckstore.ops.api_calls import places_of
 from ckstore.ops.call_threads import DEFAULT_THREADS
-from ckstore.ops.config_file import FAILED_SAVES_MOST, ON_FAILED_SAVE, THREADS, Setting, read_config, setting_of
+from ckstore.ops.config_file import (
+    FAILED_SAVES_MOST,
+    ON_FAILED_SAVE,
+    THREADS,
+    Setting,
+    read_config,
+    settings_or_defaults,
+)
 from ckstore.ops.manifest_cache import DirectoryCache, HighWaterMark, ManifestCache
 from ckstore.ops.notices import Notices, warn, way_in
 from ckstore.ops.pace import DutyCycle, PhaseTimer, SaveTotals, pause
@@ -261,10 +268,8 @@ class Context:
         return self._setting_or_default(FAILED_SAVES_MOST)
 
     def _setting_or_default(self, setting: Setting[T]) -> T:
-        try:
-            return setting_of(self.layout, setting)
-        except (CkstoreError, OSError):  # a save reports damaged settings
-            return setting.default
+        found: T = settings_or_defaults(self.layout, setting)[0]  # a save reports damaged settings
+        return found
 
     @property
     def view(self) -> HostView:
@@ -465,7 +470,7 @@ def tags_by_checkpoint(layout: Layout) -> dict[CheckpointKey, tuple[str, ...]]:
 
 def with_small_files(context: Context, info: CheckpointInfo, there: Collection[str]) -> CheckpointInfo:
     """Return `info` with the facts that were added after the save; `there` has the `SMALL_FILES` that exist."""
-    lacks_blobs = lists_holders(there) and _lacks_blobs(context, info.key)
+    lacks_blobs = bool(there) and lists_holders(there) and _lacks_blobs(context, info.key)
     info = as_stored(info, damaged=MARK in there, lacks_blobs=lacks_blobs, compacted=PLAIN in there)
     if ANNOTATIONS in there:
         return annotated(context, info)

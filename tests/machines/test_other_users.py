@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from ckstore import Store
-from ckstore.fs import owner
+from ckstore.fs import dirfd_stat
 from tests.support.checkpoint_dirs import blobs_dir, checkpoint_dir
 from tests.support.requirements import representatives
 from tests.support.stores import check_blobs, references_of_manifests
@@ -160,7 +160,7 @@ def test_root_that_may_not_give_files_away_says_so_and_saves(
 
 
 def test_whether_this_process_may_give_files_away_is_read_from_the_kernel() -> None:
-    assert owner.may_give() == (os.geteuid() == 0)
+    assert dirfd_stat.may_give() == (os.geteuid() == 0)
 
 
 def _checkpoint(store: Path) -> None:

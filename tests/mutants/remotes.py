@@ -901,7 +901,7 @@ REMOTES = [
         "the newest checkpoint is repaired even if a new catalog does not list it",
         "torn-newest-passed-over",
         "newest",
-        "    if repair_newer(context, found, torn):\n",
+        "    if torn and repair_newer(context, found, torn):\n",
         "    if not torn:\n",
         f"{_RESCUE}::test_a_new_catalog_does_not_hide_what_the_remote_can_repair[latest-lost base]",
         "NoWholeCheckpoint",

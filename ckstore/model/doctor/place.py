@@ -5,7 +5,6 @@ docs/how-to/shared.md lists the tested filesystems.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
@@ -147,19 +146,18 @@ def why_unknown(facts: PlaceFacts) -> str:
     return f"power cuts are tested on ext4 and XFS, not on {kind}"
 
 
-def check_place(facts: PlaceFacts) -> Iterator[DoctorFinding]:
-    """Yield the findings about the filesystem."""
-    yield _filesystem(facts)
+def check_place(facts: PlaceFacts) -> list[DoctorFinding]:
+    """Return the findings about the filesystem."""
+    found = [_filesystem(facts)]
     if facts.other_hosts:
-        yield check_locks(facts.kind, facts.options)
-    yield _journal(facts)
-    yield _options(facts)
-    yield durability(facts)
+        found.append(check_locks(facts.kind, facts.options))
+    found += [_journal(facts), _options(facts), durability(facts)]
     if facts.kind == "lustre":
         told = "on Lustre, a file is on one server unless its directory is striped"
         layout = "-E 1M -c 1 -E -1 -c 4 -S 4M"
         do = f"before the first save: lfs setstripe {layout} {facts.path}/blobs {facts.path}/staging"
-        yield DoctorFinding("note", "striping", told, do)
+        found.append(DoctorFinding("note", "striping", told, do))
+    return found
 
 
 def _filesystem(facts: PlaceFacts) -> DoctorFinding:

@@ -145,7 +145,7 @@ class Captured:
 
     @cached_property
     def _medium_count(self) -> int:
-        return medium_count(source.nbytes for source in self.sources)
+        return medium_count([source.nbytes for source in self.sources])
 
     def first_changed(self) -> str | None:
         """Return the name of a source with a detected modification since the capture, or None."""

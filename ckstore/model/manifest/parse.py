@@ -434,8 +434,10 @@ class _StateCheck:
             return None
         if tag in ("list", "tuple") and size == 2 and type(node[1]) is list:
             return enumerate(node[1])
-        if tag == "deque" and size == 3 and type(node[1]) is list and _is_maxlen(node[2], len(node[1])):
-            return enumerate(node[1])
+        if tag == "deque" and size == 3 and type(node[1]) is list:
+            most = node[2]
+            if most is None or (type(most) is int and len(node[1]) <= most <= SAFE_INT):
+                return enumerate(node[1])
         if (tag in ("dict", "counter") and size == 2) or (tag in ("odict", "defaultdict") and size == 3):
             return self.pairs(node, place, key)
         if (tag == "parts" and size == 4) or (tag == "object" and size == 3):
@@ -498,10 +500,6 @@ class _StateCheck:
 
     def refuse(self, place: _Place, key: Any, wanted: str, found: object, *, words: bool = False) -> NoReturn:
         refuse(self.where, f"state at {shown(place.child(key))}", wanted, found, words=words)
-
-
-def _is_maxlen(most: Any, count: int) -> bool:
-    return most is None or (type(most) is int and count <= most <= SAFE_INT)
 
 
 def _is_numpy_scalar(dtype: Any, text: Any) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from ckstore.errors import BadInput, DamagedBlob, InUse, NoSuchRef
-from ckstore.fs import dirfd_stat, locks, owner
+from ckstore.fs import dirfd_stat, locks
 from ckstore.fs.dirfd_stat import with_open_parents
 from ckstore.model.best import metrics_there
 from ckstore.model.manifest.info import CheckpointInfo
@@ -90,7 +90,7 @@ def plan_retention(
 def _is_own(context: Context, info: CheckpointInfo) -> bool:
     """Whether this user saved a checkpoint; False if it has been removed."""
     found = dirfd_stat.find(context.layout.checkpoint(info.key))
-    return found is not None and found.st_uid == owner.current_user()
+    return found is not None and found.st_uid == dirfd_stat.current_user()
 
 
 def plan_among(

@@ -101,11 +101,11 @@ def _differing_by_name(context: Context) -> set[CheckpointKey] | None:
     # undone rows, and if the rows of the newest are wrong.
     if not context.view.sees_changes or context.catalog_is_private:
         return None
+    runs = context.known.directories.look(context.layout)
+    if context.known.directories.known_count <= facts.FEW:
+        return None
     # A power cut may undo the rows of a save (docs/adr/0002), and only a start of the machine follows a power cut.
     if context.catalog.outline(rows=False).blobs_listed != machine.boot_id():
-        return None
-    runs = context.known.directories.look(context.layout)
-    if sum(len(one.published) for one in runs.values()) <= facts.FEW:
         return None
     found = context.catalog.propose({run: one.names for run, one in runs.items()}, newest=1)
     newest = found.newest

@@ -101,8 +101,13 @@ def _asked(
             count, newest = context.catalog.count_and_sequence()
         except CatalogUnavailable:
             return unsure, {}
-    if len(unsure) > _MANY and (few := _proposed(context, runs)) is not None:
-        return few, _rows(context, few)
+    if len(unsure) > _MANY:
+        names = {run: state.names for run, state in runs.items()}
+        with context.layout.open_runs() as opened:
+            found = newest_by_catalog(context, opened, None, names, newest=1)
+        if found is not None:  # the others cannot have the greatest number
+            few = {*found.published}
+            return few, _rows(context, few)
     if 2 * len(unsure) > count:
         return unsure, _rows(context, None)
     rows = _rows(context, unsure) if unsure else {}
@@ -113,15 +118,6 @@ def _asked(
             return unsure, {}
         rows |= _both(beyond)
     return unsure | rows.keys(), rows
-
-
-def _proposed(context: Context, runs: dict[str, RunListing]) -> set[CheckpointKey] | None:
-    """Return the checkpoints that may have the greatest number, by the catalog; None if all must be checked."""
-    with context.layout.open_runs() as opened:
-        found = newest_by_catalog(
-            context, opened, None, newest=1, listed={run: state.names for run, state in runs.items()}
-        )
-    return None if found is None else {*found.published}
 
 
 def _rows(context: Context, places: Iterable[CheckpointKey] | None) -> Rows:

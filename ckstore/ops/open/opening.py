@@ -20,10 +20,9 @@ from pathlib import Path
 
 from ckstore.errors import BadInput, CatalogUnavailable, CkstoreError, InUse, NewerFormat
 from ckstore.fs import dirfd_stat, files, links, locks
-from ckstore.fs.dirfd_stat import AnyPath
+from ckstore.fs.dirfd_stat import AnyPath, may_give
 from ckstore.fs.host import probe
 from ckstore.fs.host.mounts import examine
-from ckstore.fs.owner import may_give
 from ckstore.fs.tree import foreign
 from ckstore.interpreter import log
 from ckstore.model.doctor.owners import OwnerFacts, check_owner, check_permissions

@@ -25,7 +25,7 @@ from ckstore.ops.read.storage_read import (
     wrong_memories,
 )
 from ckstore.ops.refs.find import AnyRef, read_checkpoint
-from ckstore.tensors.state_restore import build, needed_storages, sink_of, wrap
+from ckstore.tensors.state_restore import HOST, build, needed_storages, sink_of, wrap
 from ckstore.tensors.walks import value_names
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ def load_open(
         memories = map_memories(directory, needed, verify=verify)
     else:
         # Directly, so that host memory need not hold a second copy of the model.
-        memories = read_to_sink(directory, needed, sink, verify=verify, tally=tally)
+        memories = {} if sink is HOST else read_to_sink(directory, needed, sink, verify=verify, tally=tally)
         others = [index for index in needed if index not in memories]
         memories.update(read_memories(directory, others, verify=verify, tally=tally))
     tally.end()

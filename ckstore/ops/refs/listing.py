@@ -18,7 +18,7 @@ from ckstore.model.manifest.info import CheckpointInfo, RunSummary, summaries
 from ckstore.model.names import WIDEST_GAP, CheckpointKey, check_run, out_of_order, parse_directory
 from ckstore.objects import trash
 from ckstore.ops.context import Context, read_info, tags_by_checkpoint
-from ckstore.ops.index.facts import as_it_is, from_manifests, newest_by_catalog
+from ckstore.ops.index.facts import as_it_is, facts_of, from_manifests, newest_by_catalog
 from ckstore.ops.index.reconcile import write_again
 from ckstore.ops.index.sequence import sequence_limit
 from ckstore.ops.notices import warn
@@ -68,8 +68,10 @@ def infos(
     with context.layout.open_runs() as runs:
         if at is not None:
             return with_superseded(infos_at(context, runs, at, seek=True, torn=torn))
-        few = None if newest is None or only is not None else newest_by_catalog(context, runs, run, newest=newest)
-        published = runs.stamps(run, in_full=newest is None) if few is None else few.published
+        directories, few = context.layout.directories_by_run(run), None
+        if newest is not None and only is None:
+            few = newest_by_catalog(context, runs, run, directories, newest=newest)
+        published = runs.stamps(directories, in_full=newest is None) if few is None else few.published
         if only is not None:
             published = {place: stamp for place, stamp in published.items() if only(place.step)}
         found = infos_at(context, runs, published, run, newest=newest, seek=few is not None, torn=torn)
@@ -116,7 +118,7 @@ def infos_at(
     asked = to_read
     if newest is not None:  # those without a manifest, or removed since, are not among the newest
         to_read = {place for place in to_read if published[place] is not None}
-        rows = [info for info in rows if context.layout.stamp(info.key) is not None]
+        rows = [info for info in rows if runs.stamp(info.key) is not None]
     read = [info for place in sorted(to_read) if (info := read_info(context, place)) is not None]
     if torn is not None:
         torn |= asked - {info.key for info in read}
@@ -125,6 +127,8 @@ def infos_at(
     tags = tags_by_checkpoint(context.layout)
     found = found[-newest if newest else 0 :]
     context.tell_passed_over()
+    if not tags:
+        return [as_it_is(context, runs, info, ()) for info in found]
     return [as_it_is(context, runs, info, tags.get(info.key.any_generation, ())) for info in found]
 
 
@@ -155,7 +159,9 @@ def _from_catalog(
     strangers = {info.key for info in rows if not info.id.startswith(f"{context.layout.hash_prefix}-")}
     if strangers and newest is not None:  # older ones are needed in their place
         return _from_catalog(context, published, run, None, seek=seek)
-    return [info for info in rows if info.key not in strangers], unknown | doubted | strangers
+    if strangers:
+        rows = [info for info in rows if info.key not in strangers]
+    return rows, unknown | doubted | strangers
 
 
 def in_order(context: Context, found: list[CheckpointInfo]) -> list[CheckpointInfo]:
@@ -312,24 +318,25 @@ def _newest(context: Context, run: str | None, torn: set[CheckpointKey]) -> Chec
     while True:
         torn.clear()
         with context.layout.open_runs() as runs:
-            few = newest_by_catalog(context, runs, run, newest=1)
-            published = runs.stamps(run) if few is None else few.published
+            directories = context.layout.directories_by_run(run)
+            few = newest_by_catalog(context, runs, run, directories, newest=1)
+            published = runs.stamps(directories) if few is None else few.published
             found = infos_at(context, runs, published, run, newest=1, seek=few is not None, torn=torn)
-        if not found or found[0].out_of_order or found[0].damaged:  # another form of it may be complete
-            found = infos(context, run, torn=torn)[-1:]
-        if not found:
-            return None
-        suspects = {info.id: info for info in (*_written_last(context, published, found[0]), *found)}
-        # If all candidates were read and the newest is still the same one, the loop ends.
-        if suspects.keys() <= sured:
-            return found[0]
-        sured |= suspects.keys()
-        try:
-            read = [from_manifests(context, info) for info in suspects.values()]
-        except DamagedBlob:  # loading it reports the damage
-            return found[0]
-        except (FileNotFoundError, NotADirectoryError):  # dropped since it was listed
-            continue
+            if not found or found[0].out_of_order or found[0].damaged:  # another form of it may be complete
+                found = infos(context, run, torn=torn)[-1:]
+            if not found:
+                return None
+            suspects = {info.id: info for info in (*_written_last(context, published, found[0]), *found)}
+            # If all candidates were read and the newest is still the same one, the loop ends.
+            if suspects.keys() <= sured:
+                return found[0]
+            sured |= suspects.keys()
+            try:
+                read = [facts_of(context, runs, info) for info in suspects.values()]
+            except DamagedBlob:  # loading it reports the damage
+                return found[0]
+            except (FileNotFoundError, NotADirectoryError):  # dropped since it was listed
+                continue
         best = in_order(context, read)[-1]
         if best.id == found[0].id and best.sequence == found[0].sequence:
             return best
@@ -368,7 +375,9 @@ def in_one_run(context: Context, ref: Ref) -> Ref:
 
 def _refuse_several(context: Context, ref: Ref) -> None:
     """Raise if the store has checkpoints of several runs."""
-    names = [*filter(context.layout.is_filled, context.layout.runs())]
+    names = context.layout.runs()
+    if len(names) > 1:
+        names = [*filter(context.layout.is_filled, names)]
     if len(names) < 2:
         return
     found = [latest for name in names if (latest := _newest(context, name, set())) is not None]
@@ -400,7 +409,7 @@ def run_summaries(context: Context) -> list[RunSummary]:
 
 def _proposed(context: Context, runs: OpenRuns, run: str) -> RunSummary | None:
     """Return the summary of a run by the catalog, or None if all of its checkpoints must be checked."""
-    found = newest_by_catalog(context, runs, run, newest=1)
+    found = newest_by_catalog(context, runs, run, context.layout.directories_by_run(run), newest=1)
     if found is None or found.unknown:  # it is not known which of them are complete
         return None
     newest = infos_at(context, runs, found.published, run, newest=1, seek=True)

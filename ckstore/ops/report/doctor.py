@@ -12,11 +12,11 @@ from typing import NamedTuple, get_args
 
 from ckstore.errors import CkstoreError, UnsafePlace
 from ckstore.fs import dirfd_stat, statx
+from ckstore.fs.dirfd_stat import may_give
 from ckstore.fs.dirfd_stat import may_write as may_write_in
 from ckstore.fs.holders import deleted_but_open
 from ckstore.fs.host import machine, probe
 from ckstore.fs.host.crossing import said_of_projects
-from ckstore.fs.owner import may_give
 from ckstore.model.doctor import ability_checks, contents, owners
 from ckstore.model.doctor.finding import DoctorFinding, DoctorReport, ok
 from ckstore.model.doctor.place import check_place

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from ckstore import BadInput, Budget, RetentionPolicy, Store
-from ckstore.fs import owner
+from ckstore.fs import dirfd_stat
 from ckstore.ops.config_file import make_room_of, read_config
 from ckstore.store import context_of
 from tests.ops.free.test_superseded import two_of_step
@@ -35,7 +35,7 @@ def user(store: Store, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]
     os.chown(store.path, _OWNER, -1)
 
     def become(uid: int) -> None:
-        monkeypatch.setattr(owner, "current_user", lambda: uid)
+        monkeypatch.setattr(dirfd_stat, "current_user", lambda: uid)
 
     return become
 
