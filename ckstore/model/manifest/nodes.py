@@ -1,7 +1,7 @@
 """Plain values as nodes of a state, and back. Source: docs/format/v1.md, "Nodes".
 
 This module handles values that need no library. `tensors` assembles containers, leaves and NumPy scalars. Decoding
-requires nodes that `model/manifest/sections` has checked.
+requires nodes that `model/manifest/parse` has checked.
 
 Keys of dicts and elements of sets ("Keys" and "Names" in the source) are strings, integers, None, booleans, floats, and
 tuples of these.
