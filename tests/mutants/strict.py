@@ -301,9 +301,9 @@ STRICT = [
     Mutant(
         "ranks report errors that are not an `Exception`",
         "no-exception-no-word",
-        "_failures",
-        "return (Exception,) if checkpoints is None else (Exception, checkpoints.CheckpointException)",
-        "return (Exception,)",
+        "once_for_all",
+        "(Exception,) if torch_checkpoint is None else (Exception, torch_checkpoint.CheckpointException)",
+        "(Exception,)",
         "tests/integrations/test_dcp.py::"
         "test_an_error_of_torchs_own_checkpoints_that_is_not_an_exception_reaches_all_ranks",
         "assert",
