@@ -37,7 +37,7 @@ export OMP_NUM_THREADS := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test pytest shares lint format docs crash reliability endurance mutants soak odd bench bench-peers gpu-kit trl trackers states remote measures system-packages clean
+.PHONY: help venv demo test pytest shares lint format docs crash reliability endurance mutants soak odd bench bench-peers gpu-kit trl trackers javascript states remote measures system-packages clean
 .DELETE_ON_ERROR:
 
 help: ## Tell the targets
@@ -170,6 +170,11 @@ $(TRACKERS)/.installed: $(STAMP)
 		> $$($(TRACKERS)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/project.pth
 	$(TRACKERS)/bin/python -m pip --disable-pip-version-check install -q wandb==0.31.0 mlflow-skinny==3.17.2 trackio==0.43.0
 	@touch $@
+
+javascript: $(STAMP) ## The reader in JavaScript, tests/format/javascript, which needs node and two packages from npm
+	@mkdir -p build/javascript && cp tests/format/javascript/* build/javascript/
+	npm ci --silent --prefix build/javascript
+	$(BIN)/python -m pytest tests/format/test_javascript_reader.py $(PYTEST_ARGS)
 
 states: $(STATES)/.installed ## The table of real states whole: also optimizers, modules and loaders of other packages, in an environment of its own
 	CKSTORE_CRASH=full $(STATES)/bin/python -m pytest tests/states $(PYTEST_ARGS)
