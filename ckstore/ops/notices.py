@@ -12,7 +12,7 @@ from ckstore.model.words import some_of
 from ckstore.objects.layout import Layout
 
 _CATALOG = "catalog"
-_warned_left_out: set[str] = set()  # attributes of tensors about which this process has warned
+_warned_left_out: set[str] = set()  # what this process has warned about
 _warned_not_durable: set[str] = set()  # reasons why stores are not durable about which this process has warned
 
 
@@ -65,12 +65,12 @@ def tell_not_durable(reason: str, settings: StoreSettings) -> None:
         warn(f"a power cut may lose checkpoints in this store: {reason}")
 
 
-def tell_left_out(attributes: Iterable[str]) -> None:
-    """Warn, once per process and tensor, about attributes that a checkpoint does not keep: ``weight (tag)``."""
-    new = [one for one in attributes if one not in _warned_left_out]
+def tell_left_out(left_out: Iterable[str]) -> None:
+    """Warn, once per process and name, about what a checkpoint does not keep of a state."""
+    new = [one for one in left_out if one not in _warned_left_out]
     if new:
         _warned_left_out.update(new)
-        warn(f"attributes of tensors are not stored: {some_of(new)}. Store them under separate keys")
+        warn(f"not stored: {some_of(new)}. Store what you need under separate keys")
 
 
 def warn(message: str) -> None:

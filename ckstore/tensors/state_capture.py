@@ -39,7 +39,7 @@ from ckstore.tensors.kinds import (
 )
 from ckstore.tensors.named.named_objects import named_value, taken_apart
 from ckstore.tensors.plain_values import PLAIN, is_named_tuple, pack_numbers, torch_value
-from ckstore.tensors.refusals import refuse_in_optimizer, refuse_key, refuse_value
+from ckstore.tensors.refusals import refuse_in_optimizer, refuse_key, refuse_value, type_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
@@ -107,6 +107,7 @@ class Walk:
         self.name_chars = 0
         self.refused: list[CannotStore] = []
         self.left_out: list[str] = []
+        self._owners: list[type] = []  # the classes of the objects whose `state_dict` is being walked
         self._open: set[int] = set()
         self._optimizer_state: str | tuple[()] = ()  # how the paths begin of what the latest optimizer keeps
         # Classes that were admitted as plain: tens of thousands of tensors are not asked again whether they come apart.
@@ -256,8 +257,17 @@ class Walk:
             refuse_in_optimizer(value, path)
         if is_optimizer(value, own_load=True):
             self._optimizer_state = f"{join_key(path, 'state')}["  # whose keys are the numbers of parameters
+        if self._owners:
+            outer, inner = type_name(self._owners[-1]), type_name(type(value))
+            self.left_out.append(
+                f"{plain(path)} as an object (load_state_dict of {outer} will get the state_dict of {inner})"
+            )
         with self._inside(value, path, "leave the object out of its own state_dict()"):
-            return self.node(state_of(value, path), path, depth)
+            self._owners.append(type(value))
+            try:
+                return self.node(state_of(value, path), path, depth)
+            finally:
+                self._owners.pop()
 
     def held_bytes(self, value: bytearray | io.BytesIO, path: str) -> Node:
         """Return the node of a bytearray or of a file in memory, with its bytes but not its position."""
@@ -283,7 +293,7 @@ class Walk:
         admitted = self._admission.admit(value, path)
         # What begins with an underscore is for the library that set it; torch itself marks tensors for its compiler.
         if vars(value) and (names := [name for name in vars(value) if not name.startswith("_")]):
-            self.left_out.append(f"{plain(path)} ({', '.join(names)})")
+            self.left_out.append(f"attributes of {plain(path)} ({', '.join(names)})")
         self._tensor_kinds.add(type(value))
         # By memory, not by object: tied weights and views over one buffer stay one after a load.
         storage = self.memories.get(admitted.memory) if admitted.memory is not None else None

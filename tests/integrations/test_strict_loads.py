@@ -15,6 +15,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as torch_save
 
 from ckstore import CkstoreError, CkstoreWarning, DoesNotFit, RankMismatch, Store
 from ckstore.integrations import dcp
+from ckstore.training import capture
 from tests.support.gloo import Group
 from tests.support.stores import check_store
 
@@ -426,7 +427,40 @@ def test_an_attribute_of_a_tensor_is_named_once(store: Store, background: bool) 
                 store.save(state, step)
     store.close()
     said = [str(one.message) for one in told if "power cut" not in str(one.message)]
-    assert said == [f"attributes of tensors are not stored: {name} (tag). Store them under separate keys"]
+    assert said == [f"not stored: attributes of {name} (tag). Store what you need under separate keys"]
+
+
+class _Warmup:
+    """A schedule whose state contains the schedule that follows it, like that of warmup-scheduler."""
+
+    def __init__(self, after: torch.optim.lr_scheduler.LRScheduler) -> None:
+        self.after = after
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"after": self.after, "count": 3}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_an_object_in_the_state_of_another_is_named_once(store: Store, captured: bool) -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=1.0)
+    schedule = _Warmup(torch.optim.lr_scheduler.StepLR(optimizer, 2))
+    name = f"schedule{captured}"
+
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for step in range(2):
+            store.save(capture(**{name: schedule}) if captured else {name: schedule}, step)  # type: ignore[arg-type]
+    said = [str(one.message) for one in told if "power cut" not in str(one.message)]
+
+    wanted = f"not stored: {name}.after as an object (load_state_dict of "
+    assert len(said) == 1
+    assert said[0].startswith(wanted)
+    assert "_Warmup will get the state_dict of torch.optim.lr_scheduler.StepLR)" in said[0]
+    assert isinstance(store.load()[name]["after"], dict)
+    check_store(store.path)
 
 
 def test_a_resume_by_dcp_names_the_settings_of_optimizers_that_it_replaces(store: Store) -> None:

@@ -216,6 +216,15 @@ STRICT = [
         "assert",
     ),
     Mutant(
+        "an object in the state of another is reported",
+        "inner-object-without-a-word",
+        "Walk._stateful",
+        "        if self._owners:\n",
+        "        if False:\n",
+        f"{_LOADS}::test_an_object_in_the_state_of_another_is_named_once",
+        "assert",
+    ),
+    Mutant(
         "a warning that is an error is raised before a background save starts",
         "warned-after-the-save-began",
         "Client._capture",

@@ -60,7 +60,7 @@ class Client:
     ) -> None:
         self.store = store
         self.on_ended = on_ended  # called with what was saved, or why not, in the thread that watches the saver
-        self.on_left_out = on_left_out  # called with the attributes of tensors that are not stored, before the copy
+        self.on_left_out = on_left_out  # called with what is not stored of the state, before the copy
         self._begin()
         _clients.add(self)
 
