@@ -872,7 +872,7 @@ def test_without_zstandard_it_is_said_what_to_install(store: Store, monkeypatch:
     store.compact()
     monkeypatch.setitem(sys.modules, "zstandard", None)
 
-    with pytest.raises(ckstore.CkstoreError, match=r"zstandard is not installed") as found:
+    with pytest.raises(ckstore.CkstoreError, match="zstandard, which is not installed") as found:
         store.load(0)
 
     assert "pip install 'ckstore[compact]'" in str(found.value)
