@@ -81,13 +81,8 @@ def facts_in(context: Context, path: StorePath) -> CheckpointInfo:
 def from_manifests(context: Context, info: CheckpointInfo) -> CheckpointInfo:
     """Return `info` with the facts of its manifest, its annotations and its tags; repair its row if it is wrong."""
     with context.layout.open_runs() as runs:
-        return facts_of(context, runs, info)
-
-
-def facts_of(context: Context, runs: OpenRuns, info: CheckpointInfo) -> CheckpointInfo:
-    """As `from_manifests`, for one of many checkpoints whose runs are open."""
-    facts = facts_at(context, info.key)
-    found = as_it_is(context, runs, facts, info.tags)
+        facts = facts_at(context, info.key)
+        found = as_it_is(context, runs, facts, info.tags)
     if not same_facts(found, info):
         _mend_if_wrong(context, facts)
     return found

@@ -18,7 +18,7 @@ from ckstore.model.manifest.info import CheckpointInfo, RunSummary, summaries
 from ckstore.model.names import WIDEST_GAP, CheckpointKey, check_run, out_of_order, parse_directory
 from ckstore.objects import trash
 from ckstore.ops.context import Context, read_info, tags_by_checkpoint
-from ckstore.ops.index.facts import as_it_is, facts_of, from_manifests, newest_by_catalog
+from ckstore.ops.index.facts import as_it_is, from_manifests, newest_by_catalog
 from ckstore.ops.index.reconcile import write_again
 from ckstore.ops.index.sequence import sequence_limit
 from ckstore.ops.notices import warn
@@ -74,11 +74,15 @@ def infos(
         published = runs.stamps(directories, in_full=newest is None) if few is None else few.published
         if only is not None:
             published = {place: stamp for place, stamp in published.items() if only(place.step)}
-        found = infos_at(context, runs, published, run, newest=newest, seek=few is not None, torn=torn)
-    lacking = published.keys() - {info.key for info in found} if newest is None and tries else ()
+        missed: set[CheckpointKey] = set()
+        found = infos_at(context, runs, published, run, newest=newest, seek=few is not None, torn=missed)
+    lacking = missed if tries else ()
+    if torn is not None:
+        torn |= missed
     if any(context.layout.inode(key) is None for key in lacking):
         # A checkpoint that disappeared may have been replaced or compacted by one that was not listed yet.
-        return infos(context, run, only=only, superseded=superseded, torn=torn, tries=tries - 1)
+        again = infos(context, run, only=only, superseded=superseded, torn=torn, tries=tries - 1)
+        return again[-newest if newest else 0 :]
     listed = with_superseded(found)
     if superseded:  # keep only the latest form of each checkpoint
         newest_form = {info.id: info for info in listed}
@@ -322,6 +326,9 @@ def _newest(context: Context, run: str | None, torn: set[CheckpointKey]) -> Chec
             few = newest_by_catalog(context, runs, run, directories, newest=1)
             published = runs.stamps(directories) if few is None else few.published
             found = infos_at(context, runs, published, run, newest=1, seek=few is not None, torn=torn)
+            if any(context.layout.inode(place) is None for place in torn):  # replaced since it was listed
+                torn.clear()
+                found = infos(context, run, torn=torn)[-1:]
             if not found or found[0].out_of_order or found[0].damaged:  # another form of it may be complete
                 found = infos(context, run, torn=torn)[-1:]
             if not found:
@@ -332,7 +339,8 @@ def _newest(context: Context, run: str | None, torn: set[CheckpointKey]) -> Chec
                 return found[0]
             sured |= suspects.keys()
             try:
-                read = [facts_of(context, runs, info) for info in suspects.values()]
+                # Not by `runs`, which remembers marks that it saw before this.
+                read = [from_manifests(context, info) for info in suspects.values()]
             except DamagedBlob:  # loading it reports the damage
                 return found[0]
             except (FileNotFoundError, NotADirectoryError):  # dropped since it was listed

@@ -12,14 +12,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ckstore import Store
+from ckstore.catalog.catalog import Catalog
 from ckstore.errors import AmbiguousRef, BadInput, NoSuchRef, NoWholeCheckpoint
 from ckstore.model.names import CheckpointKey
 from ckstore.objects import checkpoints as directories
+from ckstore.objects.layout import Layout, OpenRuns
 from ckstore.ops.index import facts
 from ckstore.ops.refs.listing import infos
 from tests.support.checkpoint_dirs import checkpoint_dir
 from tests.support.examples import examples
 from tests.support.meanwhile import elsewhere
+from tests.support.stores import check_store
 
 RUNS = ("main", "side")
 TROUBLES = ("none", "torn", "replaced", "catalog lost", "annotated", "tagged")
@@ -140,6 +143,52 @@ def test_one_that_goes_while_it_is_looked_for_gives_place_to_the_one_before(
 
     assert latest is not None
     assert latest.step == 1
+
+
+_MOMENTS = [
+    (Catalog, "propose", True, 1),
+    (Catalog, "propose", False, 1),
+    (OpenRuns, "_stamps", True, 1),
+    (OpenRuns, "_stamps", True, 1000),
+    (Layout, "subdirectories", False, 1000),
+]
+
+
+@pytest.mark.parametrize("ask", ["latest", "newest"])
+@pytest.mark.parametrize("moment", range(len(_MOMENTS)))
+def test_one_that_is_replaced_while_it_is_looked_for_gives_place_to_no_older_one(
+    store: Store, monkeypatch: pytest.MonkeyPatch, moment: int, ask: str
+) -> None:
+    kind, name, is_before, few = _MOMENTS[moment]
+    for step in range(1, 6):
+        store.save({"w": step}, step)
+    asked: Any = getattr(kind, name)
+
+    def replacing() -> None:
+        other = Store.open(store.path)
+        other.load(5)
+        other.save({"w": 500}, 5, if_exists="replace")
+
+    def with_a_replacement(*args: Any, **options: Any) -> Any:
+        def replace() -> None:
+            monkeypatch.setattr(kind, name, asked)
+            elsewhere(replacing)
+
+        if is_before:
+            replace()
+        answer = asked(*args, **options)
+        if not is_before:
+            replace()
+        return answer
+
+    monkeypatch.setattr(facts, "FEW", few)
+    monkeypatch.setattr(kind, name, with_a_replacement)
+    found = store.latest() if ask == "latest" else store.checkpoints(newest=1)[-1]
+
+    assert found is not None
+    assert found.step == 5
+    assert store.load(5) == {"w": 500}
+    check_store(store.path)
 
 
 @pytest.mark.parametrize("newest", [0, -1])
