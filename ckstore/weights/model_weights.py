@@ -57,7 +57,8 @@ class Weight:
         nbytes = self.tensor.nbytes
         if strides_of(self.leaf) is not None or strides_of(before.leaf) is not None:
             return [WeightCut(0, nbytes, False)] if nbytes else []
-        old, new = before._units(), self._units()
+        # Units are compared by their places in the storage, which say nothing of another part of it.
+        old, new = before._units() if before.leaf.offset == self.leaf.offset else {}, self._units()
         found: list[WeightCut] = []
         at = 0
         for (start, stop), pieces in new.items():

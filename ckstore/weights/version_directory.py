@@ -75,7 +75,7 @@ class VersionRecord:
             int(about["step"]),
             str(about["id"]),
             str(about["content"]),
-            str(about["added"]),
+            str(about.get("added", "")),  # absent in a version of an earlier draft
             about["is_full"] is True,
             str(about["reason"]),
         )

@@ -281,6 +281,27 @@ def test_a_view_and_an_empty_tensor_are_published(
 
 
 @pytest.mark.parametrize("form", ["overwrite", "xor"])
+def test_weights_that_exchange_their_parts_of_a_buffer_are_published(
+    form: str, store: Store, tmp_path: Path, base: Path, engine: WeightEngine
+) -> None:
+    both = torch.arange(2.0**19).reshape(2, -1)
+    store.save({"model": {"w": both[0], "v": both[1]}}, 1, "policy")
+    out = tmp_path / "out"
+    options: dict[str, Any] = {"difference": form, "full_above": 1.0}
+    with store.publish("policy", out, select="model", add=[base], timeout_s=0, **options) as publisher:
+        assert next(publisher).is_full
+        engine.pull(out, 1)
+        store.save({"model": {"w": both[1], "v": both[0]}}, 2, "policy")
+        next(publisher)
+        engine.pull(out, 2)
+
+    served = engine.weights()
+    assert torch.equal(served["w"], both[1])
+    assert torch.equal(served["v"], both[0])
+    check_store(store.path)
+
+
+@pytest.mark.parametrize("form", ["overwrite", "xor"])
 def test_a_large_tensor_is_compared_in_parts(
     form: str, store: Store, tmp_path: Path, base: Path, engine: WeightEngine
 ) -> None:

@@ -60,6 +60,8 @@ class RegionReader:
         if tiling is not None and tiling.shape == shape:
             self._block_of_tiles(tiling, wanted, out, held)
             return
+        if tiling is not None:
+            held = ()  # as in `held_share`: the pieces are not in row-major order
         start = flat_start(shape, wanted)
         if start is not None:
             self.bytes(start, start + wanted.nbytes, out, held)
