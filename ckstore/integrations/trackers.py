@@ -11,9 +11,10 @@ import atexit
 import logging
 import math
 import os
-import queue
 import sys
 import threading
+import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -76,25 +77,30 @@ class TrackerLogger:
         self._known: dict[tuple[str, str], TrackedRun] = {}  # the runs of earlier saves, by tracker and id
         self._found_in: dict[str, tuple[int, list[TrackedRun]]] = {}  # tracker -> a thread and its active run
         self._logged: set[str] = set()  # ids of the checkpoints that were passed to the thread
-        self._waiting: queue.SimpleQueue[CheckpointInfo] = queue.SimpleQueue()
+        self._waiting: deque[CheckpointInfo] = deque()
+        self._refused: deque[tuple[CheckpointInfo, str]] = deque()  # with the reason, until it is reported
         self._unfinished: dict[str, CheckpointInfo] = {}
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._warned: set[str] = set()
-        # A tracker registers the end of its run earlier, so that it runs after this.
-        atexit.register(self._end)
+        # A tracker whose run began earlier has registered its end earlier, so that it runs after this.
+        atexit.register(_end, weakref.ref(self))
 
     def wait(self, timeout_s: float = _AT_EXIT_S) -> bool:
         """Wait until all saved checkpoints are logged. Call this before the run of the tracker is finished.
 
+        A background save that is pending does not count. Call `store.background.wait()` first.
+
         Returns:
             False if a tracker has not answered after `timeout_s`.
         """
+        self._report_refused()
         with self._changed:
             return self._changed.wait_for(lambda: not self._unfinished, timeout_s)
 
     def runs(self) -> list[dict[str, str]]:
         """Return the identities of the runs of a save that begins in this thread."""
+        self._report_refused()
         if os.getpid() != self._pid:  # a run belongs to the process that began it
             self._warn(f"saves of process {os.getpid()} are not tracked, since it is a fork of process {self._pid}")
             return []
@@ -131,31 +137,55 @@ class TrackerLogger:
         return self._found_in[kind][1]
 
     def told(self, publication: Publication) -> Sequence[str]:
-        """Pass a published checkpoint to the thread, once."""
+        """Pass a published checkpoint to the thread, once. This neither blocks nor raises."""
         info = publication.checkpoint
         if os.getpid() != self._pid or info.id in self._logged:
             return ()
+        refusal = ""
         if not any((run.kind, run.run) in self._known for run in runs_in(info.metadata)):
-            if self._known and TRACKED_BY in info.metadata and publication.origin in NEW:
-                self._fail(info, f"the metadata of the caller has {TRACKED_BY!r}, which names the runs")
-            return ()
-        self._logged.add(info.id)
+            if not self._known or TRACKED_BY not in info.metadata or publication.origin not in NEW:
+                return ()
+            refusal = f"the metadata of the caller has {TRACKED_BY!r}, which names the runs"
+        else:
+            self._logged.add(info.id)
         with self._changed:
-            is_full = len(self._unfinished) >= _MOST_WAITING
-            if not is_full:
+            if not refusal and len(self._unfinished) >= _MOST_WAITING:
+                refusal = f"{counted(_MOST_WAITING, 'checkpoint')} already wait for the tracker"
+            if refusal:
+                self._refused.append((info, refusal))
+            else:
                 self._unfinished[info.id] = info
-                self._waiting.put(info)
-            if self._thread is None:
-                # A daemon, because a tracker that hangs must not keep the process from ending.
-                self._thread = threading.Thread(target=self._log_all, name="ckstore-trackers", daemon=True)
-                self._thread.start()
-        if is_full:
-            self._fail(info, f"{counted(_MOST_WAITING, 'checkpoint')} already wait for the tracker")
+                self._waiting.append(info)
+            if self._thread is None and self._waiting:
+                self._start(info)
+        # Of a background save, the caller has the lock of the saves, and a log handler may take long.
+        if publication.origin != "reported":
+            self._report_refused()
         return ()
 
+    def _start(self, info: CheckpointInfo) -> None:
+        # A daemon, because a tracker that hangs must not keep the process from ending.
+        thread = threading.Thread(target=self._log_all, name="ckstore-trackers", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # a limit of threads, or the interpreter is ending
+            text = f"{info.name} is saved, and waits for its tracker: {_text(error)}"
+            self._context.notices.problems[_PROBLEM] = text
+        else:
+            self._thread = thread
+
+    def _report_refused(self) -> None:
+        while self._refused:
+            self._fail(*self._refused.popleft())
+
     def _log_all(self) -> None:
+        """Log what waits, and end: the next checkpoint starts another thread."""
         while True:
-            info = self._waiting.get()
+            with self._changed:
+                if not self._waiting:
+                    self._thread = None
+                    return
+                info = self._waiting.popleft()
             failures = []
             for identity in runs_in(info.metadata):
                 run = self._known.get((identity.kind, identity.run))
@@ -191,7 +221,7 @@ class TrackerLogger:
             "manifest": Path(str(layout.checkpoint(info.key) / MANIFEST)).as_uri(),
         }
 
-    def _end(self) -> None:
+    def report_unlogged(self) -> None:
         """Wait for the trackers at the end of the process, and report the checkpoints that they did not get."""
         if os.getpid() == self._pid and not self.wait():
             for info in list(self._unfinished.values()):
@@ -281,6 +311,13 @@ class MlflowRun:
 
 _ADAPTERS: dict[str, Callable[[Any], TrackedRun]] = {"wandb": WandbRun, "mlflow": MlflowRun, "trackio": TrackioRun}
 """The trackers, by the names of their modules."""
+
+
+def _end(tracking: weakref.ref[TrackerLogger]) -> None:
+    """Report what was not logged, if the handle still exists."""
+    logger = tracking()
+    if logger is not None:
+        logger.report_unlogged()
 
 
 def _log_artifact(module: Any, run: Any, record: dict[str, Any], url: str) -> None:

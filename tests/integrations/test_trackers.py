@@ -17,6 +17,7 @@ from ckstore import BadInput, CannotStore, Ranks, StepExists, Store
 from ckstore.integrations import trackers
 from ckstore.integrations.trackers import track
 from ckstore_cli.app import app
+from tests.saver.conftest import wait_for
 from tests.support.stores import check_store
 from tests.support.tracker_standins import KINDS, StandIn
 
@@ -194,6 +195,7 @@ def test_a_run_that_is_given_is_used_and_another_thread_uses_the_run_of_the_firs
     tracking = track(store, run)
     store.save(state(1), step=1)
     assert track(store) is tracking
+    assert tracking.wait(60)
     other.finish()
     store.save(state(2), step=2)
     thread = threading.Thread(target=store.save, args=(state(3),), kwargs={"step": 3})
@@ -281,6 +283,32 @@ def test_a_fork_is_not_tracked_and_a_tracker_that_hangs_lets_the_process_end(
     assert "the tracker has not answered within" in done.stderr
     assert [info.step for info in store.checkpoints() if "tracked_by" in info.metadata] == [1, 3]
     assert untracked(store) == [3]
+    check_store(store.path)
+
+
+def test_a_thread_that_cannot_start_fails_no_save_and_the_next_one_logs_both(
+    tracker: StandIn, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tracking = trackers.track(store)
+    begin = threading.Thread.start
+
+    def refused(thread: threading.Thread) -> None:
+        if thread.name == "ckstore-trackers":
+            raise RuntimeError("can't start new thread")
+        begin(thread)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refused)
+        store.save(state(1), step=1)
+        store.save_async(state(2), step=2).result(60)
+        assert not tracking.wait(0.01)
+        assert any("can't start new thread" in text for text in store.warnings)
+    store.save(state(3), step=3)
+
+    assert tracking.wait(60)
+    assert [record["step"] for record in tracker.logged] == [1, 2, 3]
+    assert not untracked(store)
+    wait_for(lambda: "ckstore-trackers" not in {thread.name for thread in threading.enumerate()}, "the thread to end")
     check_store(store.path)
 
 

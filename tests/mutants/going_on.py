@@ -11,6 +11,16 @@ _TRACKERS = "tests/integrations/test_trackers.py"
 
 GOING_ON = [
     Mutant(
+        "a checkpoint that is replaced while the newest is looked for is looked for again",
+        "replaced-while-looked-for",
+        "listing._newest",
+        "            if any(context.layout.inode(place) is None for place in torn):",
+        "            if False:",
+        "tests/ops/refs/test_newest.py::"
+        "test_one_that_is_replaced_while_it_is_looked_for_gives_place_to_no_older_one[1-latest]",
+        "assert",
+    ),
+    Mutant(
         "an error of a tracker neither ends its thread nor hides from the user",
         "tracker-errors-hidden",
         "TrackerLogger._log_all",
@@ -27,6 +37,15 @@ GOING_ON = [
         "False",
         f"{_TRACKERS}::test_a_tracker_that_hangs_delays_no_save_and_what_waits_for_it_is_bounded[wandb]",
         "assert",
+    ),
+    Mutant(
+        "a tracker whose thread cannot start fails no save",
+        "thread-of-trackers-fails-the-save",
+        "TrackerLogger._start",
+        "except RuntimeError as error:",
+        "except ZeroDivisionError as error:",
+        f"{_TRACKERS}::test_a_thread_that_cannot_start_fails_no_save_and_the_next_one_logs_both[wandb]",
+        "RuntimeError",
     ),
     Mutant(
         "a background save is logged in the process of the trainer",

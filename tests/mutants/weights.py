@@ -98,6 +98,15 @@ WEIGHTS = [
         "DID NOT RAISE",
     ),
     Mutant(
+        "parts of a buffer are compared only at the same place of it",
+        "weights-compared-at-other-places",
+        "Weight.cuts",
+        "before._units() if before.leaf.offset == self.leaf.offset else {}",
+        "before._units()",
+        "tests/weights/test_publish.py::test_weights_that_exchange_their_parts_of_a_buffer_are_published[overwrite]",
+        "assert",
+    ),
+    Mutant(
         "a difference passes over pieces only if they are equal",
         "changed-piece-passed-over",
         "Weight.cuts",

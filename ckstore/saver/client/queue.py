@@ -189,10 +189,12 @@ class SaveQueue:
             self.bases.ended(save.order, outcome, save.fingerprints)
             self.say(logging.INFO, f"saved {outcome.name}")
             self._saved.append(outcome)
-        self._on_ended(outcome)
-        # After the bases and parents: `result()` returns to a caller that saves again at once.
-        save.pending.finish(outcome)
-        self.changed.notify_all()
+        try:
+            self._on_ended(outcome)
+        finally:
+            # After the bases and parents: `result()` returns to a caller that saves again at once.
+            save.pending.finish(outcome)
+            self.changed.notify_all()
 
     def say(self, level: int, text: str) -> None:
         """Queue a log message. The thread of the saver logs it without the lock, since a handler may take long."""
