@@ -452,7 +452,7 @@ class MissingExtra(CkstoreError):
     def of(cls, error: ImportError, need: str, package: str, extra: str) -> MissingExtra:
         """Return the error for a failed import. `need` is the subject of the message and its verb."""
         install = f"pip install 'ckstore[{extra}]'"
-        if isinstance(error, ModuleNotFoundError):
+        if isinstance(error, ModuleNotFoundError) and (error.name or package).partition(".")[0] == package:
             return cls(f"{need} the package {package}, which is not installed", hint=install)
         # It is installed: for example it lacks a library of the system, or there is not enough memory to map it.
         hint = f"install it again for this machine: {install.replace('install', 'install --force-reinstall')}"

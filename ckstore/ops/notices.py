@@ -70,7 +70,7 @@ def tell_left_out(left_out: Iterable[str]) -> None:
     new = [one for one in left_out if one not in _warned_left_out]
     if new:
         _warned_left_out.update(new)
-        warn(f"not stored: {some_of(new)}. Store what you need under separate keys")
+        warn(f"{some_of(new)}. Store what you need under separate keys")
 
 
 def warn(message: str) -> None:

@@ -259,9 +259,8 @@ class Walk:
             self._optimizer_state = f"{join_key(path, 'state')}["  # whose keys are the numbers of parameters
         if self._owners:
             outer, inner = type_name(self._owners[-1]), type_name(type(value))
-            self.left_out.append(
-                f"{plain(path)} as an object (load_state_dict of {outer} will get the state_dict of {inner})"
-            )
+            told = f"load_state_dict of {outer} gets it in place of the {inner}"
+            self.left_out.append(f"{plain(path)} is stored as its state_dict() ({told})")
         with self._inside(value, path, "leave the object out of its own state_dict()"):
             self._owners.append(type(value))
             try:
@@ -293,7 +292,7 @@ class Walk:
         admitted = self._admission.admit(value, path)
         # What begins with an underscore is for the library that set it; torch itself marks tensors for its compiler.
         if vars(value) and (names := [name for name in vars(value) if not name.startswith("_")]):
-            self.left_out.append(f"attributes of {plain(path)} ({', '.join(names)})")
+            self.left_out.append(f"attributes of {plain(path)} are not stored ({', '.join(names)})")
         self._tensor_kinds.add(type(value))
         # By memory, not by object: tied weights and views over one buffer stay one after a load.
         storage = self.memories.get(admitted.memory) if admitted.memory is not None else None

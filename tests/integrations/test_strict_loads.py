@@ -427,7 +427,7 @@ def test_an_attribute_of_a_tensor_is_named_once(store: Store, background: bool) 
                 store.save(state, step)
     store.close()
     said = [str(one.message) for one in told if "power cut" not in str(one.message)]
-    assert said == [f"not stored: attributes of {name} (tag). Store what you need under separate keys"]
+    assert said == [f"attributes of {name} are not stored (tag). Store what you need under separate keys"]
 
 
 class _Warmup:
@@ -455,10 +455,10 @@ def test_an_object_in_the_state_of_another_is_named_once(store: Store, captured:
             store.save(capture(**{name: schedule}) if captured else {name: schedule}, step)  # type: ignore[arg-type]
     said = [str(one.message) for one in told if "power cut" not in str(one.message)]
 
-    wanted = f"not stored: {name}.after as an object (load_state_dict of "
+    wanted = f"{name}.after is stored as its state_dict() (load_state_dict of "
     assert len(said) == 1
     assert said[0].startswith(wanted)
-    assert "_Warmup will get the state_dict of torch.optim.lr_scheduler.StepLR)" in said[0]
+    assert "_Warmup gets it in place of the torch.optim.lr_scheduler.StepLR)" in said[0]
     assert isinstance(store.load()[name]["after"], dict)
     check_store(store.path)
 

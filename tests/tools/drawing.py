@@ -1,8 +1,8 @@
 """A plugin of pytest: `make test` draws the tests that take most, by the commit (``-p tests.tools.drawing``).
 
 A test runs on every commit unless it is in `COSTS`, a table of the seconds that a case of each long test takes. A test
-in the table is drawn the more rarely the longer its cases take together: at the rarest on one commit in eight, on the
-average. A matrix is drawn case by case, and has at least one case on each commit. Only a run of all of `tests` draws:
+in the table runs the more rarely the longer its cases take together, but on average on at least one commit in eight. A
+matrix is drawn case by case, and has at least one case on each commit. Only a run of all of `tests` draws:
 if files, tests or ``-k`` are given, every test runs. `make crash` runs each test that is in the table, and the nightly
 profile of Hypothesis all tests.
 
@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[2]
 COSTS = Path("tests/tools/costs.txt")
 """Below the root of the sources: lines of seconds and the name of a test."""
 LEAST_S = 0.2
-"""Of a test whose cases take less together all run on each commit."""
+"""If the cases of a test take less than this together, all of them run on each commit."""
 SHARE_S = 0.1
 """How long any other may take on a commit, on the average of many, if that is not too rare."""
 RAREST = 8

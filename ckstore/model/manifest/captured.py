@@ -127,7 +127,7 @@ class Captured:
     sources: tuple[ByteSource, ...]  # the bytes; ``sources[i]`` is storage `i` of the leaves
     files: tuple[FileRecord, ...] = ()  # the files that were committed; a saved state has none
     name_chars: int = 0  # characters of the names of all its values, without their own keys
-    left_out: tuple[str, ...] = ()  # what the checkpoint does not keep, such as ``attributes of weight (tag)``
+    left_out: tuple[str, ...] = ()  # what the checkpoint does not keep, in words
     # Storages of 1 MiB or more have blobs of their own. Later saves take unchanged ones from there, uncopied.
     own_blobs: bool = False
 
