@@ -61,4 +61,9 @@ class Racers:
     def close(self) -> None:
         for process in self.processes:
             self._close(process)
-            process.wait()
+            process.send_signal(signal.SIGCONT)  # a test that failed may have left it stopped
+            try:
+                process.wait(60)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
