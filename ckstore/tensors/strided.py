@@ -73,8 +73,7 @@ def gather(block: ElementBox, strides: tuple[int, ...], item_bytes: int, data: m
     try:
         import numpy as np
     except ImportError as error:
-        msg = "a tensor that is not contiguous is gathered with NumPy, which is not installed"
-        raise MissingExtra(msg, hint="pip install 'ckstore[torch]'") from error
+        raise MissingExtra.of(error, "gathering a tensor that is not contiguous needs", "numpy", "torch") from error
     steps = tuple(item_bytes * stride for stride in strides)
     dtype = np.dtype(_WHOLE.get(item_bytes, f"V{item_bytes}"))
     spread = np.ndarray(block.shape, dtype, data, block.first - block.low, steps)

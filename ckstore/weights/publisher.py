@@ -329,9 +329,9 @@ def publish(
     """Begin to publish; see `ckstore.Store.publish`. `bring` is called before each check, and may add checkpoints."""
     try:
         from ckstore.weights import difference
-    except ModuleNotFoundError as error:
-        msg = f"differences of weights need the package {error.name}, which is not installed"
-        raise MissingExtra(msg, hint="pip install 'ckstore[torch,compact]'") from error
+    except ImportError as error:
+        package = (error.name or "zstandard").partition(".")[0]
+        raise MissingExtra.of(error, "differences of weights need", package, "torch,compact") from error
     del difference
     added_files(options.add)  # raises now, and not at the next version with all weights
     options = replace(options, add=[expanded(one).absolute() for one in options.add])

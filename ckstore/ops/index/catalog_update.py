@@ -102,7 +102,7 @@ def _differing_by_name(context: Context) -> set[CheckpointKey] | None:
     if not context.view.sees_changes or context.catalog_is_private:
         return None
     runs = context.known.directories.look(context.layout)
-    if context.known.directories.known_count <= facts.FEW:
+    if sum(len(one.published) for one in runs.values()) <= facts.FEW:
         return None
     # A power cut may undo the rows of a save (docs/adr/0002), and only a start of the machine follows a power cut.
     if context.catalog.outline(rows=False).blobs_listed != machine.boot_id():

@@ -66,9 +66,8 @@ def _writer(kind: ExportFormat) -> Callable[..., ExportReport]:
         return export_pretrained
     try:
         from ckstore.tensors.files import pickled
-    except ModuleNotFoundError as error:
-        msg = f"an export as {kind} requires torch, which is not installed"
-        raise MissingExtra(msg, hint="pip install 'ckstore[torch]'") from error
+    except ImportError as error:
+        raise MissingExtra.of(error, f"an export as {kind} needs", "torch", "torch") from error
     del pickled
     if kind == "torch":
         from ckstore.ops.read.formats.export_torch import export_torch

@@ -417,6 +417,8 @@ def run_summaries(context: Context) -> list[RunSummary]:
 
 def _proposed(context: Context, runs: OpenRuns, run: str) -> RunSummary | None:
     """Return the summary of a run by the catalog, or None if all of its checkpoints must be checked."""
+    if not context.view.sees_changes:  # then `newest_by_catalog` needs all, and `infos` lists them itself
+        return None
     found = newest_by_catalog(context, runs, run, context.layout.directories_by_run(run), newest=1)
     if found is None or found.unknown:  # it is not known which of them are complete
         return None
