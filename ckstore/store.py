@@ -1053,8 +1053,8 @@ class Store:
             verify: As in `load`.
             since: The current content of the target, as the report of the previous load or as a checkpoint. Only
                 differences from it are read and written, so later changes of the target are kept. If None, everything
-                is read and written. After a load that failed, pass None, since the target may hold parts of two
-                checkpoints.
+                is read and written. A report counts until a later load begins to change the target. If it is
+                a checkpoint, pass None after a load that failed.
             progress: Called periodically with the number of bytes read and the total.
             file: For a checkpoint of files, the path of the file to load, as in `load`.
 

@@ -192,6 +192,8 @@ def _read(
     with open_directory(context, info) as directory:
         manifest = directory.manifest
         held = {} if before is None else unchanged(before.manifest, manifest, before.names)
+        if before is not None:
+            before.is_stale = True  # even if only another rank fails
         try:
             read_bytes, names = _read_items(directory, info, plan, planner, beyond, held)
         except BaseException:

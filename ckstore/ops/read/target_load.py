@@ -53,7 +53,7 @@ def globs_of(strict: Strict) -> list[str]:
 SHOWN_MOST = 20  # how many names of a kind a message has
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TargetContent:
     """The content of a target after a load, for the next load: the manifest outlives the checkpoint."""
 
@@ -62,6 +62,7 @@ class TargetContent:
     select: Select
     rename: Mapping[str, str] | None
     names: frozenset[str] | None = None  # of the leaves that the target took; None for all
+    is_stale: bool = False  # a later load has begun to change the target
 
 
 @brief()
@@ -137,12 +138,14 @@ class LoadIntoRequest:
 
 def load_into(context: Context, ref: AnyRef, target: object, request: LoadIntoRequest) -> LoadReport:
     """Read the state of the checkpoint that `ref` names into `target`; see `ckstore.Store.load_into`."""
-    before = content_of_target(context, request)
+    before = held = content_of_target(context, request)
     is_touched = False
 
     def begin() -> None:
         nonlocal is_touched
         is_touched = True
+        if held is not None:
+            held.is_stale = True
 
     def read(directory: CheckpointDirectory) -> LoadReport:
         nonlocal before
@@ -180,7 +183,7 @@ def content_of_target(context: Context, request: LoadIntoRequest) -> TargetConte
             with _source(context, directory, request) as source:
                 return TargetContent(source.manifest, request.select, request.rename)
     loaded = since._loaded  # noqa: SLF001 - of this module
-    if loaded is None:
+    if loaded is None or loaded.is_stale:
         return None
     if (loaded.select, loaded.rename) != (request.select, request.rename):
         msg = f"since={since.info.name} was loaded with another select or rename, so the target has other content"

@@ -16,7 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckstore import BadInput, Store
+from ckstore import BadInput, DamagedBlob, Store
 from tests.support.damage import MIB, blobs_by_size, flip
 from tests.support.examples import examples
 from tests.support.requirements import CRASH_FULL
@@ -231,6 +231,25 @@ def test_after_a_damaged_one_everything_is_read(tmp_path: Path) -> None:
     assert found.info.step == 2
     assert (target["w"] == 0).all()
     assert (target["v"] == 2).all()
+
+
+def test_a_report_counts_only_until_a_load_has_begun_to_change_the_target(tmp_path: Path) -> None:
+    store = Store.init(tmp_path / "harmed", chunk_bytes=MIB)
+    parts = [torch.full((MIB,), float(step)) for step in range(4)]
+    store.save({"a": parts[1], "b": parts[1]}, 1)
+    bad = store.save({"a": parts[2], "b": parts[2]}, 2)
+    store.save({"a": parts[1], "b": parts[3]}, 3)
+    flip(max((store.path / "checkpoints" / "main").glob("2.*/blobs/*")), keep_time=True)
+    target = {"a": torch.zeros(MIB), "b": torch.zeros(MIB)}
+    report = store.load_into(target, 1)
+    with pytest.raises(DamagedBlob):
+        store.load_into(target, bad, since=report)
+
+    again = store.load_into(target, 3, since=report)
+
+    assert again.read_bytes == 8 * MIB
+    assert torch.equal(target["a"], parts[1])
+    assert torch.equal(target["b"], parts[3])
 
 
 def test_progress_of_a_tensor_that_is_read_whole_for_a_part_never_goes_back(store: Store) -> None:
