@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import secrets
 from typing import Literal, NamedTuple
@@ -24,6 +25,9 @@ class Parent(NamedTuple):
     sequence: int = 0  # sequence number of a checkpoint that this process saved
     origin: Literal["loaded", "saved", "begun", "lost"] = "loaded"
     step: int | None = None  # step of a checkpoint that this process saved
+    # The number of the latest load, failed load or new training of the run, by `next_load`; 0 before the first. A save
+    # keeps it, so it shows, also in another process, whether a load came in between.
+    load: int = 0
 
     @classmethod
     def loaded(cls, manifest: Manifest, checkpoint_id: str) -> Parent:
@@ -31,13 +35,17 @@ class Parent(NamedTuple):
         return cls(checkpoint_id, manifest.run, manifest.training)
 
     @classmethod
-    def saved(cls, info: CheckpointInfo) -> Parent:
-        """Return the parent after saving a checkpoint."""
-        return cls(info.id, info.run, info.training, info.sequence, "saved", info.step)
+    def saved(cls, info: CheckpointInfo, before: Parent | None) -> Parent:
+        """Return the parent after saving a checkpoint; `before` is the previous parent of its run."""
+        load = 0 if before is None else before.load
+        return cls(info.id, info.run, info.training, info.sequence, "saved", info.step, load)
 
 
 LOST = Parent("", origin="lost")
 """The parent after a load that failed when its target was partly written."""
+
+next_load = itertools.count(1).__next__
+"""Return the next number for `Parent.load`."""
 
 
 def after_save(before: Parent | None, info: CheckpointInfo) -> Parent:
@@ -48,7 +56,7 @@ def after_save(before: Parent | None, info: CheckpointInfo) -> Parent:
     """
     if before is not None and before.run == info.run and before.training != info.training:
         return before
-    return Parent.saved(info)
+    return Parent.saved(info, before)
 
 
 def draw_training() -> str:

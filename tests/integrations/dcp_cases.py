@@ -8,6 +8,7 @@ import gc
 import hashlib
 import io
 import os
+import pickle
 import threading
 import time
 import warnings
@@ -155,8 +156,28 @@ def save_async(store: str, step: int, process: bool) -> Any:
     return True
 
 
-def load_meanwhile(store: str, loading: list[int]) -> Any:
+def send_meanwhile(store: str) -> Any:
+    """Return the parents in a writer that torch sends to its process after step 1 was loaded.
+
+    Step 2 was loaded before the call. The second result shows whether two loads of step 2 are told apart.
+    """
+    opened = Store.open(store)
+
+    def sent() -> Any:
+        opened.load(2)
+        writer = ours.CkstoreWriter(opened, 3, "main")
+        writer.called()
+        opened.load(1)
+        return pickle.loads(pickle.dumps(writer))._continues
+
+    first, second = sent(), sent()
+    return [first["main"].id, first[""].id, first != second]
+
+
+def load_meanwhile(store: str, loading: list[int], meanwhile: bool = False) -> Any:
     """Load step 2 on some ranks, save step 3 behind the call, load step 1 meanwhile, and save step 4.
+
+    With `meanwhile`, rank 0 saves step 5 before step 3.
 
     Return the parents of both.
     """
@@ -175,6 +196,8 @@ def load_meanwhile(store: str, loading: list[int]) -> Any:
     with patch.object(writer_module, "_stage", stage):
         saving = ours.async_save(opened, {"w": torch.full((3,), 3.0)}, 3, process_group=group)
         load(1)
+        if meanwhile and not dist.get_rank():
+            opened.save({"w": torch.full((3,), 5.0)}, 5)
         go.set()
         saving.result()
         second = ours.save(opened, {"w": torch.full((3,), 4.0)}, 4)

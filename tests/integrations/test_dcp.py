@@ -556,6 +556,23 @@ def test_a_checkpoint_that_is_loaded_during_an_async_save_is_continued_by_the_ne
     check_store(store.path)
 
 
+def test_a_save_meanwhile_does_not_hide_that_a_checkpoint_was_loaded(pair: Group, store: Store) -> None:
+    ids = [pair.run("save_given", store=str(store.path), step=step)[0] for step in (1, 2)]
+
+    answers = pair.run("load_meanwhile", store=str(store.path), loading=[0, 1], meanwhile=True)
+
+    assert answers == [[ids[1], store.info(5).id]] * 2
+    assert store.info(5).parent == ids[0]
+    check_store(store.path)
+
+
+def test_a_writer_that_is_sent_after_a_load_has_the_parent_of_its_call(pair: Group, store: Store) -> None:
+    ids = [pair.run("save_given", store=str(store.path), step=step)[0] for step in (1, 2)]
+
+    assert pair.run("send_meanwhile", store=str(store.path)) == [[ids[1], ids[1], True]] * 2
+    check_store(store.path)
+
+
 def test_an_async_save_continues_what_one_rank_has_loaded_for_all_before_the_call(pair: Group, store: Store) -> None:
     ids = [pair.run("save_given", store=str(store.path), step=step)[0] for step in (1, 2)]
 

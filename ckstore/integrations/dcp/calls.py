@@ -284,8 +284,9 @@ def load(
             globs, such as ``["model"]``, only differences in these parts are refused. The optimizer state of a
             parameter that had no gradient at the save does not count as missing. The report lists it in `fresh`.
         since: The current content of the tensors in `state`, as the report of the previous load on this rank or as a
-            checkpoint. Each rank reads only the pieces of its shards that differ. If None, everything is read. After a
-            load that failed, pass None, since the tensors may hold parts of two checkpoints.
+            checkpoint. Each rank reads only the pieces of its shards that differ. If None, everything is read. A
+            report counts until a later load begins to change the tensors. If `since` is a checkpoint, pass None after a
+            load that failed.
         planner: As in `dcp.load`. If given, `strict` has no effect, and the report does not list differences.
         process_group: The ranks. If None, all of them.
 

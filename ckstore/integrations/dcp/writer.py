@@ -35,7 +35,7 @@ from ckstore.objects.staging import Staging
 from ckstore.ops.api_calls import api_call, check_options
 from ckstore.ops.free import reclaim
 from ckstore.ops.notices import warn
-from ckstore.ops.save.continuation import ParentAtCall, parent_in
+from ckstore.ops.save.continuation import ParentAtCall
 from ckstore.ops.save.options import SaveOptions, patience_in, request_of
 from ckstore.ops.save.save import failing_as_save
 from ckstore.ranks.meeting import check_agreement, reason_of
@@ -114,6 +114,8 @@ class CkstoreWriter(StorageWriter):
     def __getstate__(self) -> dict[str, Any]:
         # Another process saves, as a part of the training that this process begins or continues.
         continues = sent(self._store, self._path, self.run)
+        if self.at_call is not None:  # torch sends the writer later, in a thread
+            continues = self.at_call.sent(continues, self.run)
         ours = {"_store": None, "_continues": continues, "_give_back": None, "_staging": None, "_pushed": None}
         ours["at_call"] = None  # `continues` contains it
         return {**self.__dict__, **ours, "say": len}
@@ -222,7 +224,7 @@ class CkstoreWriter(StorageWriter):
     def called(self) -> None:
         """Record the parent of the save before its call returns, since the process may then load another checkpoint."""
         context = context_of(self.store)
-        self.at_call = ParentAtCall(context.known.last_parents.get(self.run), parent_in(context, self.run))
+        self.at_call = ParentAtCall.of(context, self.run)
 
     def ended(self, said: CheckpointInfo | JointCheckpoint) -> CheckpointInfo:
         """Return the published checkpoint. If nodes have their own stores, the store of this node keeps this part."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ckstore.errors import BadInput, NoSuchRef
 from ckstore.model.names import plain
 from ckstore.model.sizes import size_text
-from ckstore.model.training_identity import LOST, Parent
+from ckstore.model.training_identity import LOST, Parent, next_load
 from ckstore.model.words import counted
 from ckstore.objects.pieces import PieceMaps, has_file
 from ckstore.ops.notices import warn
@@ -135,15 +135,16 @@ def continue_from(context: Context, parent: Parent) -> None:
     """Make a loaded checkpoint the parent of the next save."""
     # The key "" is for the next save to any other run: a fine-tuning that saves to a run of its own gets the loaded
     # checkpoint as parent.
+    parent = parent._replace(load=next_load())
     context.known.last_parents[parent.run] = context.known.last_parents[""] = parent
     context.notices.run_guessed = parent.run if context.notices.run_was_open else ""
 
 
 def lose_parents(context: Context) -> None:
     """Make the next save have no parent: a failed load has left parts of another checkpoint in its target."""
-    # The entries remain, without an id, so that a background saver receives the change. They are a new object, since
-    # a pending save of the background overwrites entries that are unchanged since its call.
-    context.known.last_parents.update(dict.fromkeys([*context.known.last_parents, ""], LOST._replace()))
+    # The entries remain, without an id, so that a background saver receives the change.
+    lost = LOST._replace(load=next_load())
+    context.known.last_parents.update(dict.fromkeys([*context.known.last_parents, ""], lost))
 
 
 def load_open(

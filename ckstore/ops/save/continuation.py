@@ -18,7 +18,15 @@ from ckstore.model.manifest.describe import encode_metadata
 from ckstore.model.manifest.info import CheckpointInfo, Published
 from ckstore.model.manifest.manifest import Description, Manifest
 from ckstore.model.names import CheckpointKey, key_of
-from ckstore.model.training_identity import LOST, IfRunInUse, Parent, begins, draw_training, next_name
+from ckstore.model.training_identity import (
+    LOST,
+    IfRunInUse,
+    Parent,
+    begins,
+    draw_training,
+    next_load,
+    next_name,
+)
 from ckstore.model.words import some_of
 from ckstore.objects.checkpoints import look
 from ckstore.objects.layout import Layout
@@ -74,17 +82,45 @@ class ParentAtCall(NamedTuple):
     """The parent of a save that runs in another thread after its call has returned."""
 
     entry: Parent | None  # the entry of the run in `ProcessCache.last_parents`
+    last: Parent | None  # the entry of the last load or save of any run, which has the key ""
     parent: Parent | None  # the result of `parent_in`
 
+    @classmethod
+    def of(cls, context: Context, run: str) -> ParentAtCall:
+        """Return the parent of a save that is called now."""
+        known = context.known.last_parents
+        return cls(known.get(run), known.get(""), parent_in(context, run))
+
     def is_last(self, context: Context, run: str) -> bool:
-        """Whether the process has loaded no checkpoint of the run since the call."""
+        """Whether the process has loaded no checkpoint of the run, and begun no training in it, since the call."""
         now = context.known.last_parents.get(run)
-        return now is self.entry or (now is not None and now.origin == "saved")
+        return _load_of(now) == _load_of(self.entry)
 
     def parent_now(self, context: Context, run: str) -> Parent | None:
         """Return the checkpoint that the save continues; it may be that of an earlier save which was pending."""
-        is_same = context.known.last_parents.get(run) is self.entry
+        is_same = context.known.last_parents.get(run) == self.entry
         return parent_in(context, run) if self.is_last(context, run) and not is_same else self.parent
+
+    def sent(self, continues: Mapping[str, Parent], run: str) -> dict[str, Parent]:
+        """Return the parents that another process needs for the save, without those of later loads."""
+        ours = {key: one for key, one in ((run, self.entry), ("", self.last)) if one is not None}
+        begun = {key: one for key, one in continues.items() if key not in {run, ""} or one.origin == "begun"}
+        return {**begun, **ours}
+
+
+def continue_saved(context: Context, info: CheckpointInfo, at_call: ParentAtCall | None) -> None:
+    """Make a saved checkpoint the parent of the next save of its run, unless one was loaded since the call."""
+    known = context.known.last_parents
+    before = known.get(info.run)
+    if at_call is None or at_call.is_last(context, info.run):
+        known[info.run] = Parent.saved(info, before)
+    elif before is not None and before.origin == "saved":
+        # Published after a save that was called later: the next one must not take it for that of another process.
+        known[info.run] = before._replace(sequence=max(before.sequence, info.sequence))
+
+
+def _load_of(parent: Parent | None) -> int:
+    return 0 if parent is None else parent.load
 
 
 def described(about: Description, parent: Parent | None) -> Description:
@@ -113,10 +149,10 @@ def begin_training(context: Context, run: str) -> None:
     known, declared = context.known, context.known.declared
     _drawn.pop((context.settings.uuid, run), None)
     if declared is not None:
-        known.last_parents[declared.run] = known.last_parents[""] = declared
+        known.last_parents[declared.run] = known.last_parents[""] = declared._replace(load=next_load())
     if declared is None or declared.run != run:
         # With an id: it is sent to a background saver, so that a restarted saver does not draw another one.
-        known.last_parents[run] = Parent("", run, draw_training(), origin="begun")
+        known.last_parents[run] = Parent("", run, draw_training(), origin="begun", load=next_load())
 
 
 def rename_lineage(context: Context, old: str, new: str, ids: Mapping[str, str]) -> None:
@@ -127,7 +163,7 @@ def rename_lineage(context: Context, old: str, new: str, ids: Mapping[str, str])
             known[new if run == old else run] = parent._replace(id=ids.get(parent.id, parent.id), run=new)
     # Do not remove the entry: a background saver must not continue what it knows under the old name.
     if old in known:
-        known[old] = Parent("", old, draw_training(), origin="begun")
+        known[old] = Parent("", old, draw_training(), origin="begun", load=next_load())
     if (training := _drawn.pop((context.settings.uuid, old), None)) is not None:
         _drawn[context.settings.uuid, new] = training
 

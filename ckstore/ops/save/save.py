@@ -48,7 +48,7 @@ from ckstore.model.names import MAX_STEP, CheckpointKey, check_run, check_step, 
 from ckstore.model.settings.patience import AS_SET, AskedPatience
 from ckstore.model.sizes import sizes_apart
 from ckstore.model.times import text_of_time
-from ckstore.model.training_identity import LOST, IfRunInUse, Parent
+from ckstore.model.training_identity import IfRunInUse, Parent
 from ckstore.objects import publish as publishing
 from ckstore.objects.checkpoints import look
 from ckstore.objects.documents import marks
@@ -71,6 +71,7 @@ from ckstore.ops.save.continuation import (
     ParentAtCall,
     RunGuard,
     changed_configuration,
+    continue_saved,
     described,
     parent_in,
     training_of,
@@ -321,15 +322,14 @@ def _finish(
             reclaim.discard(context, staging)
         # L2: held until now, so that no other process drops the checkpoint before its tags and rows exist.
         staging.lock.release()
-    is_lost = context.known.last_parents.get(manifest.run, context.known.last_parents.get("")) == LOST
-    if is_lost and manifest.description.parent is None:
+    before = context.known.last_parents.get(manifest.run, context.known.last_parents.get(""))
+    if before is not None and before.origin == "lost" and manifest.description.parent is None:
         notes.append(f"{manifest.name} has no parent because the preceding load failed midway. Set it with parent=")
     if is_own and (news := changed_configuration(context, manifest, staged.parent)):
         notes.append(news)
     # Not for an equal checkpoint of another training, which this save does not belong to.
-    is_last = request.at_call is None or request.at_call.is_last(context, manifest.run)
-    if is_last and made.manifest.training == manifest.training:
-        context.known.last_parents[manifest.run] = Parent.saved(info)
+    if made.manifest.training == manifest.training:
+        continue_saved(context, info, request.at_call)
     if outcome.older:
         reclaim.free_unused(context)
     try:

@@ -29,8 +29,7 @@ class Parents:
     orders, so its first order also carries the results of the saves that have ended.
 
     A saved checkpoint becomes the parent of the next save of its run, unless the trainer has loaded a checkpoint since
-    the call. Each load makes another `Parent`, so entries are compared by identity: a second load of the same
-    checkpoint is also a change.
+    the call. A second load of the same checkpoint is also a change, which `Parent.load` shows.
     """
 
     def __init__(self) -> None:
@@ -41,7 +40,7 @@ class Parents:
 
     def news(self, last_parents: Mapping[str, Parent]) -> dict[str, Parent]:
         """Return the entries for the next order."""
-        return {run: parent for run, parent in tuple(last_parents.items()) if self._told.get(run) is not parent}
+        return {run: parent for run, parent in tuple(last_parents.items()) if self._told.get(run) != parent}
 
     def ordered(self, order: Order, last_parents: MutableMapping[str, Parent]) -> None:
         """Record the entries of an order. `last_parents` gets the result of the save."""
@@ -60,7 +59,7 @@ class Parents:
             return
         before = self._told.get(saved.run)
         self._told[saved.run] = after
-        if self._known.get(saved.run) is before:  # otherwise a load came after this save
+        if self._known.get(saved.run) == before:  # otherwise a load came after this save
             self._known[saved.run] = after
 
     def for_new_saver(self, news: Mapping[str, Parent]) -> dict[str, Parent]:
