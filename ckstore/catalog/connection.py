@@ -137,7 +137,7 @@ class Examined(NamedTuple):
 
     identity: tuple[int, int]  # its device and inode number
     file_bytes: int  # the size of the database and its log
-    may_map: bool  # whether a mapped page of a file beside it keeps its room once a byte of it was written
+    may_map: bool  # whether a mapped page of a file next to it keeps its disk space after a write to it
 
 
 def examine(path: Path, *, alone: bool) -> Examined:
@@ -145,7 +145,7 @@ def examine(path: Path, *, alone: bool) -> Examined:
     # `alone`: no connection of this process is open, so the database may be opened and closed without loss of its
     # locks.
     try:
-        database = path.lstat()  # a symlink there would have SQLite write to a file elsewhere
+        database = path.lstat()  # through a symlink, SQLite would write to another file
         found, strange = _beside(path, database)
         if not strange and alone and found.get("-journal") and _is_stray_journal(path):
             strange = f"{path.name}-journal exists next to a database that uses a write-ahead log"
@@ -218,7 +218,7 @@ def _names_another(path: Path) -> bool:
     # SQLite's locks are on the database and on its map, so that closing a descriptor of the journal releases none.
     with files.opened_to_read(f"{path}-journal") as fd:
         end = os.fstat(fd).st_size
-        # SQLite looks for the name at the end only, so only the end is looked at.
+        # SQLite reads the name only at the end of the file.
         return os.pread(fd, len(_MAGIC), max(0, end - len(_MAGIC))) == _MAGIC
 
 

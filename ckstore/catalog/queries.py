@@ -78,7 +78,7 @@ class CatalogListing(NamedTuple):
 class Proposal(NamedTuple):
     """The newest checkpoints of a store according to the catalog, compared with a listing of its directories."""
 
-    # What rows say of the newest checkpoints that are listed, and of the one whose manifest was written last.
+    # The rows of the newest listed checkpoints, and of the one whose manifest was written last.
     newest: CatalogListing
     # The places that are listed, and that the catalog knows under another inode number or not at all.
     unknown: set[CheckpointKey]
@@ -97,7 +97,7 @@ class Outline(NamedTuple):
 
     listing: CatalogListing  # what the rows of all checkpoints say
     tags: dict[str, CheckpointKey]  # name -> key, of the first generation
-    blobs_listed: str  # at which start of the machine every blob was looked at last; empty: at none
+    blobs_listed: str  # the boot during which all blobs were listed last; empty if they never were
 
 
 class Counted(NamedTuple):

@@ -56,7 +56,7 @@ def _compressors(bits: int) -> tuple[zstandard.ZstdCompressor, ...]:
         _own.compressors = {}
     if bits not in _own.compressors:
         package = _package()
-        # With the size, since zstd would choose other parameters for a sample than for the data.
+        # zstd chooses parameters by the size of its input. A sample must get those of the whole data.
         parameters = partial(package.ZstdCompressionParameters.from_level, _LEVEL, source_size=2**bits - 1)
         _own.compressors[bits] = tuple(
             package.ZstdCompressor(compression_params=one) for one in (parameters(**_FEW_MATCHES), parameters())

@@ -1,4 +1,6 @@
-"""Places in a store, opened one directory at a time: rule N of the design (docs/protocol.md, "Places in a store").
+"""Places in a store, opened one directory at a time, and the owner of new files in them.
+
+This is rule N of the design (docs/protocol.md, "Places in a store").
 
 A user who may write to a store can replace any directory in it by a symlink or a mounted filesystem at any moment. So
 the kernel never gets a path with more than one component below the root of the store. `at` opens one directory after
@@ -46,7 +48,7 @@ _CAP_CHOWN = 1 << 0
 class NotInStore(NotADirectoryError):
     """A directory of the store is a symlink, a file, or on another filesystem."""
 
-    # ``filename`` is its path, ``strerror`` says what it is instead.
+    # ``filename`` is its path, ``strerror`` the type of what has its name.
 
 
 class OpenDirectory(Protocol):
@@ -576,8 +578,8 @@ class OpenDir:
         self, directories: Iterable[str], name: str, others: Sequence[str] = ()
     ) -> dict[str, tuple[os.stat_result | None, frozenset[str]]]:
         """Return for each of these subdirectories the status of `name` in it, and which of `others` it has."""
-        # None: there is no `name`. Left out: no directory, on another filesystem, or closed to this user. A thousand
-        # take 2 ms: each is opened, and no more is asked; each of the other names takes half a millisecond more.
+        # None if there is no `name`. The result lacks names that are not a directory, are on another filesystem, or are
+        # closed to this user. A thousand directories take 2 ms, and half a millisecond more for each of `others`.
         found: dict[str, tuple[os.stat_result | None, frozenset[str]]] = {}
         waiting, done = [*directories], 0
         opened: list[int] = []
@@ -635,8 +637,8 @@ def _has(directory_fd: int, name: str) -> bool:
 
 def with_open_parents(places: Iterable[tuple[_T, StorePath]]) -> Iterator[tuple[_T, StorePath]]:
     """Yield each item with its place, through its open directory. A directory serves consecutive places in it."""
-    # For those who go to thousands of places: a directory is opened once for all of its that come one after another. A
-    # place counts until the next is asked for. Where there is no such directory, the place is given as it was.
+    # For callers with thousands of places: consecutive places in one directory are reached through one descriptor. A
+    # yielded place is valid until the next one is requested. If its directory does not exist, it is yielded unchanged.
     # For a `for` statement: after an error the traceback of a comprehension would keep the directory open.
     parent: tuple[object, ...] | None = None
     held: OpenDir | None = None

@@ -158,7 +158,7 @@ class TrackerLogger:
                 self._waiting.append(info)
             if self._thread is None and self._waiting:
                 self._start(info)
-        # Of a background save, the caller has the lock of the saves, and a log handler may take long.
+        # A background save is reported while its queue is locked, and a log handler may take long.
         if publication.origin != "reported":
             self._report_refused()
         return ()

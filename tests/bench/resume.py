@@ -2,8 +2,8 @@
 
 A process imports torch, makes a model and its optimizer, and only then begins to count: it imports ckstore, opens the
 store and restores both. The files are cold. It is measured with the local store, and on a new node from a mirror.
-Beside it, another new process reads the same bytes and does nothing with them: with direct reads of the files, or with
-requests to the service of the mirror. The floor on CPU memory is the time to read; `torch.load` is the usual way.
+For comparison, another new process only reads the same bytes, with direct reads of the files or with requests to the
+service of the mirror, and a third one uses `torch.load`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Differences of bytes: what is found turns the old bytes into the new ones, and is no more than what differs."""
+"""A difference turns the old bytes into the new ones, and contains only the bytes that differ."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the ranks of `test_dcp_since.py` do; each function runs on every rank of a group."""
+"""The functions that `test_dcp_since.py` runs on every rank of a group."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small modules in the place of W&B, MLflow and Trackio, which keep what is logged and refuse what the real ones do.
+"""Small stand-ins for W&B, MLflow and Trackio, which record calls and refuse the arguments that the real ones refuse.
 
 `tests/integrations/test_real_trackers.py` tries the same calls on wandb 0.31, mlflow 3.17 and trackio 0.43.
 """
@@ -30,7 +30,7 @@ class Artifact:
 
     def add_reference(self, uri: str, name: str, checksum: bool) -> None:
         """Keep a reference."""
-        assert not checksum  # else the data is read
+        assert not checksum  # with a checksum, the tracker would read the data
         self.references.append((uri, name))
 
 

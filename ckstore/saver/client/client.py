@@ -60,7 +60,7 @@ class Client:
     ) -> None:
         self.store = store
         self.on_ended = on_ended  # called with what was saved, or why not, in the thread that watches the saver
-        self.on_left_out = on_left_out  # called with what is not stored of the state, before the copy
+        self.on_left_out = on_left_out  # called, before the copy, with sentences about values that are not stored
         self._begin()
         _clients.add(self)
 
