@@ -719,7 +719,7 @@ class Store:
             on_failure: As in `save`.
 
         Returns:
-            The committed checkpoint. `warnings` names files that look like safetensors or torch files but are not.
+            The committed checkpoint. `warnings` names files that look like a known format but are not.
 
         Raises:
             BadInput: A path is missing, empty, unreadable or incomplete, or overlaps with the store, or the paths hold
@@ -970,7 +970,7 @@ class Store:
             progress: Called periodically with the number of bytes read and the total.
             rank: For a checkpoint saved with ``save(ranks=…)``, the rank whose state is loaded. `select` takes names
                 within it. If None, the result is a dict of rank -> state.
-            file: For a checkpoint of files, the path of a file that `torch.save` or safetensors wrote. Its state is
+            file: For a checkpoint of files, the path of a file with a state, such as ``optimizer.pt``. Its state is
                 loaded as by ``torch.load(weights_only=True)``. Its pickle is read and never run. If None, only the
                 tensors of all files are loaded, as a dict of path -> name -> tensor. Names are flat
                 (``state[0].step``). All other values, such as ``param_groups`` of an optimizer, and files without

@@ -32,8 +32,8 @@ _OTHERS = 0o666
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 _MARK_BYTES = 32
 _TEMPORARY = ".new-"
-# flock says EAGAIN; NFS, which makes it a lock of the server, can say EACCES.
-_BUSY = (errno.EAGAIN, errno.EACCES)
+BUSY = (errno.EAGAIN, errno.EACCES)
+"""Errors of `flock` if another process has the lock. NFS locks at the server, and can report EACCES."""
 _NONE_HERE = (errno.ENOSYS, errno.EOPNOTSUPP)
 """The mount has no locks on files, such as Lustre without ``flock``. Locks are then local to one host."""
 
@@ -126,7 +126,7 @@ class LockFile:
             # Asking for a lock that is held changes nothing, and after a server restart it asks for it again.
             fcntl.flock(self._fd, self._kind | fcntl.LOCK_NB)
         except OSError as error:
-            if error.errno in _BUSY:
+            if error.errno in BUSY:
                 return False
             if error.errno not in _NONE_HERE:
                 raise _not_lockable(self.path, error) from error
@@ -216,7 +216,7 @@ def is_locked(path: StorePath) -> bool:
             # Shared: two processes that ask at once must not take each other for the owner.
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError as error:
-            if error.errno in _BUSY:
+            if error.errno in BUSY:
                 return True
             if error.errno not in _NONE_HERE:
                 raise _not_lockable(path, error) from error

@@ -21,7 +21,7 @@ from typing import Self
 
 from ckstore.errors import InUse
 from ckstore.fs.dirfd_stat import CLOSED, AnyPath, OpenDir, StorePath, at, close_quietly, open_directory
-from ckstore.fs.lock_files import LockFile
+from ckstore.fs.lock_files import BUSY, LockFile
 from ckstore.fs.lock_holders import named_holders
 
 # Polled, since a blocking flock has no deadline; a save holds the lock of a run for some system calls only.
@@ -190,7 +190,7 @@ def is_locked(path: AnyPath) -> bool:
         # A child that was forked meanwhile has a copy of the descriptor, and must not keep the lock.
         fcntl.flock(fd, fcntl.LOCK_UN)
     except OSError as error:
-        if error.errno not in (errno.EAGAIN, errno.EACCES):
+        if error.errno not in BUSY:
             raise
         return True
     finally:
@@ -224,7 +224,7 @@ def _wait_for(fd: int, kind: int, deadline: float, path: AnyPath) -> None:
             # Never a blocking flock: it would wait without a deadline for a holder that was stopped.
             fcntl.flock(fd, kind | fcntl.LOCK_NB)
         except OSError as error:
-            if error.errno not in (errno.EAGAIN, errno.EACCES):
+            if error.errno not in BUSY:
                 raise
         else:
             return

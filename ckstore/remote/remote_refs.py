@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from ckstore.errors import AmbiguousRef, CkstoreError, NoSuchRef, RemoteError
-from ckstore.model.checkpoint.refs import Ref, parse_ref, resolve
+from ckstore.errors import AmbiguousRef, BadInput, CkstoreError, NoSuchRef, RemoteError
+from ckstore.model.checkpoint.refs import VERIFIED_KINDS, Ref, parse_ref, resolve, why_skipped
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.parse import parse_facts
 from ckstore.ops.call_threads import for_each
@@ -32,16 +32,21 @@ def find_on_remote(source: Source, text: str, *, run: str | None, hash_prefix: s
     if ref.kind in ("latest", "latest-valid"):
         ref = Ref(ref.run, "latest", "latest")
         return _newest(source, source.places("" if ref.run is None else f"{ref.run}/"), ref, hash_prefix)
-    if ref.kind == "latest-healthy":
-        there = facts_of(source, source.places("" if ref.run is None else f"{ref.run}/"), hash_prefix)
-        healthy = [place for place, info in there.items() if not info.unhealthy]
-        if there and not healthy:
-            raise NoSuchRef(f"{ref}: each checkpoint at {source.name} is unhealthy", hint="latest names the newest one")
-        return _newest(source, healthy, Ref(ref.run, "latest", "latest"), hash_prefix)
+    if ref.kind in VERIFIED_KINDS:  # the others skip checkpoints because of facts in their manifests
+        found = facts_of(source, source.places("" if ref.run is None else f"{ref.run}/"), hash_prefix)
+        reasons = {place: why_skipped(ref.kind, info) for place, info in found.items()}
+        chosen = [place for place, reason in reasons.items() if not reason]
+        if reasons and not chosen:
+            place, reason = next(iter(reasons.items()))
+            message = f"{ref}: every checkpoint at {source.name} is skipped, such as {place.name}: {reason}"
+            raise NoSuchRef(message, hint="latest names the newest one")
+        return _newest(source, chosen, Ref(ref.run, "latest", "latest"), hash_prefix)
     if ref.kind == "best":  # by the metrics of the manifests, which is slow; only users ask for it, and rarely
         there = facts_of(source, source.places("" if ref.run is None else f"{ref.run}/"), hash_prefix)
         best = resolve(ref, [*there.values()], {})
         return next(place for place in there if place.id == best.id)
+    if ref.kind not in ("step", "tag", "id"):
+        raise BadInput(f"{ref}: a ref of the kind {ref.kind} cannot be resolved at a remote", hint="write RUN@STEP")
     places = source.places()
     # Steps replace the commit order here: the order only decides which neighbours a message suggests.
     stubs = [CheckpointInfo(place.id, place.run, place.step, place.step, "", 0, 0, 0, 0, "") for place in places]

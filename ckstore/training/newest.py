@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from ckstore.model.checkpoint.refs import is_latest_healthy, is_latest_valid
+from ckstore.model.checkpoint.refs import is_latest_valid, parse_ref, why_skipped
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.ops.notices import warn
 from ckstore.store import RefLike, Store
@@ -21,8 +21,8 @@ def untried(store: Store, ref: RefLike, tried: Collection[str]) -> CheckpointInf
         return info
     # By order of commits, not by step: after a rollback the newest may have a smaller step.
     older = [one for one in store.checkpoints(info.run) if one.order < info.order and one.id not in tried]
-    if is_latest_healthy(ref):
-        older = [one for one in older if not one.unhealthy]
+    kind = parse_ref(str(ref)).kind
+    older = [one for one in older if not why_skipped(kind, one)]
     if not older:
         return info
     newest = max(older, key=lambda one: one.order)

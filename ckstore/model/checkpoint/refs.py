@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NoReturn
+from typing import Literal, NoReturn, cast
 
 from ckstore.errors import AmbiguousRef, BadInput, NoSuchRef
 from ckstore.model.best import best_of, metrics_there
@@ -60,9 +60,9 @@ def is_latest_valid(ref: object) -> bool:
     return isinstance(ref, str) and ref.rpartition("@")[2] in VERIFIED_KINDS
 
 
-def is_latest_healthy(ref: object) -> bool:
-    """Return whether a ref means the newest valid and healthy checkpoint."""
-    return isinstance(ref, str) and ref.rpartition("@")[2] == "latest-healthy"
+def why_skipped(kind: str, info: CheckpointInfo) -> str:
+    """Return the reason why a ref of this kind does not name a valid checkpoint, or an empty string."""
+    return f"it is unhealthy: {info.unhealthy}" if kind == "latest-healthy" and info.unhealthy else ""
 
 
 def parse_ref(text: str) -> Ref:
@@ -79,12 +79,8 @@ def parse_ref(text: str) -> Ref:
 
 
 def _classify(value: str) -> tuple[RefKind, str]:
-    if value == "latest":
-        return "latest", value
-    if value == "latest-valid":
-        return "latest-valid", value
-    if value == "latest-healthy":
-        return "latest-healthy", value
+    if value == "latest" or value in VERIFIED_KINDS:
+        return cast("RefKind", value), value
     if value.startswith(BEST):
         if best_of(value.removeprefix(BEST), BEST).n != 1:
             raise BadInput(

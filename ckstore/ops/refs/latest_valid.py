@@ -13,7 +13,7 @@ from typing import TypeVar
 from ckstore.errors import BadInput, CkstoreError, DamagedBlob, InUse, NoSuchRef
 from ckstore.fs import dirfd_stat, holders
 from ckstore.fs.dirfd_stat import StorePath
-from ckstore.model.checkpoint.refs import VERIFIED_KINDS, newest_first, nothing_saved, parse_ref
+from ckstore.model.checkpoint.refs import VERIFIED_KINDS, newest_first, nothing_saved, parse_ref, why_skipped
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import CheckpointKey
 from ckstore.objects.checkpoints import CheckpointDirectory, judge_blobs
@@ -63,9 +63,8 @@ def take_newest_valid(context: Context, ref: str, take: Take[T], *, read_touched
     if parsed.kind not in VERIFIED_KINDS:
         raise BadInput(f"{ref!r} is not a ref to the newest valid checkpoint")
     run, kind = parsed.run, parsed.kind
-    if kind == "latest-healthy":
-        take = partial(_take_healthy, take)
-    unhealthy: list[CheckpointInfo] = []
+    take = partial(_take_unless_skipped, kind, take)
+    skipped: list[CheckpointInfo] = []
     passed: list[Problem] = []
     deadline_s = time.monotonic() + LOCKED_S
     torn: set[CheckpointKey] = set()
@@ -76,15 +75,15 @@ def take_newest_valid(context: Context, ref: str, take: Take[T], *, read_touched
     for info in found:
         try:
             # Rule D: no checkpoint is skipped only because of a row of the catalog.
-            if kind == "latest-healthy" and info.unhealthy and (known := from_manifests(context, info)).unhealthy:
-                unhealthy.append(known)
+            if why_skipped(kind, info) and why_skipped(kind, known := from_manifests(context, info)):
+                skipped.append(known)
                 continue
             taken = _take(context, info, take, deadline_s, read_touched=read_touched)
         except DamagedBlob as error:
             passed.append(Problem(info.name, error.message, info.order, info.key))
             continue
-        except _Unhealthy as error:
-            unhealthy.append(error.info)
+        except _SkippedCheckpoint as error:
+            skipped.append(error.info)
             continue
         except InUse as error:
             why = _why_locked(context.layout.checkpoint(info.key), error)
@@ -102,23 +101,23 @@ def take_newest_valid(context: Context, ref: str, take: Take[T], *, read_touched
         else:
             context.notices.problems.pop(kind, None)
         return taken
-    if unhealthy and not passed:
-        msg = f"{ref}: every checkpoint is unhealthy, such as {unhealthy[0].name} ({unhealthy[0].unhealthy})"
+    if skipped and not passed:
+        msg = f"{ref}: every checkpoint is skipped, such as {skipped[0].name}: {why_skipped(kind, skipped[0])}"
         raise NoSuchRef(msg, hint="latest-valid names the newest complete one")
     raise _none_left(context, kind, run, passed)
 
 
-class _Unhealthy(Exception):
-    """The manifest of an open checkpoint marks it as unhealthy."""
+class _SkippedCheckpoint(Exception):
+    """By its manifest, the ref does not name an open checkpoint, although it is valid."""
 
     def __init__(self, info: CheckpointInfo) -> None:
-        super().__init__(info.unhealthy)
+        super().__init__(info.name)
         self.info = info
 
 
-def _take_healthy(take: Take[T], info: CheckpointInfo, directory: CheckpointDirectory) -> T:
-    if info.unhealthy:
-        raise _Unhealthy(info)
+def _take_unless_skipped(kind: str, take: Take[T], info: CheckpointInfo, directory: CheckpointDirectory) -> T:
+    if why_skipped(kind, info):
+        raise _SkippedCheckpoint(info)
     return take(info, directory)
 
 

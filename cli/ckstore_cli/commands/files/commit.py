@@ -75,9 +75,9 @@ def commit(
 ) -> None:
     """Store the files at PATHS: a checkpoint directory of any trainer, or anything else.
 
-    ckstore checkout writes the same files, byte for byte. Equal tensors in
-    safetensors and torch files are stored once. No file is unpickled. The content
-    of a single directory is stored directly, several paths are stored under their
+    ckstore checkout writes the same files, byte for byte. Equal tensors in files
+    of a known format are stored once. No file is unpickled. The content of a
+    single directory is stored directly, several paths are stored under their
     names. Metrics are not read from the files. Give them with --metric.
 
     \b
