@@ -267,7 +267,7 @@ def _kept_out(context: Context) -> InUse:
     found, who = lock_holders(status), named_holders(status)
     # A gc holds an exclusive lock. Any user who can read the store can hold a shared one.
     if found and all(one.is_shared for one in found):
-        msg = f"a process that is not a gc has trash/ of {context.layout.root} locked{who}"
+        msg = f"a process that is not a gc holds the lock on trash/ of {context.layout.root}{who}"
         return InUse(msg, hint="end that process, or ask its user to end it; then run gc again")
     msg = f"another gc is running in {context.layout.root}{who}"
     return InUse(msg, hint="wait until it has finished")

@@ -196,8 +196,8 @@ def config(frame: Frame, /, key: str | None, value: str | None, run: str | None,
       mirror-age TIME      how long a checkpoint may be missing on the mirror before
                            ckstore doctor warns
       mirror-rate SIZE     maximum upload rate per second
-      mirror-keep N        how many checkpoints of each run that the mirror lacks are
-                           kept
+      mirror-keep N        for each run, how many of the checkpoints that the mirror
+                           lacks are kept
       keep-local RULES     the checkpoints whose data remains local once the mirror has
                            it
       keep-remote RULES    the checkpoints that the mirror keeps
