@@ -1,4 +1,4 @@
-"""Refuse a save before anything is written if the filesystem has no room for it, or make room by the store's policy."""
+"""Before a save writes anything, check whether it fits on the filesystem; otherwise make room, or refuse the save."""
 
 from __future__ import annotations
 
@@ -18,14 +18,16 @@ from ckstore.ops.save.recorded_chunks import RecordedSource
 
 _OWN_INODES = 4  # the manifest, the directory of a new run, and two files of the catalog; staging exists already
 _FOLDERS = 256  # in ``blobs/``; created when needed
-_SOURCE_BYTES = 256  # about what a tensor takes in the manifest; an entry for a blob, also in a directory, takes half
+# The approximate size of a tensor's entry in the manifest. A blob's entry in the manifest takes about half of this, and
+# so does its name in a directory.
+_SOURCE_BYTES = 256
 _MARGIN_BYTES = 2**20
 _NOTHING = PackNeed(0, 0)
 
 
 @dataclass
 class _ChunkNeed:
-    """The space that the chunks of a state need. Chunks that the store has are claimed, so that they are kept."""
+    """The space that the chunks of a state need. Existing blobs are claimed, so that making room cannot delete them."""
 
     new: dict[str, int] = field(default_factory=dict)
     claimed: set[str] = field(default_factory=set)
@@ -41,7 +43,7 @@ def check_space(context: Context, staging: Staging, captured: Captured) -> tuple
     Returns:
         One sentence for each action that made room.
     """
-    # The usual case costs one statvfs: no byte is read and no blob is claimed.
+    # In the usual case, one statvfs call is enough: no byte is read and no blob is claimed.
     if context.measure(_at_most(context, captured)).fits:
         return ()
     found = _look(context, staging, captured)
@@ -53,11 +55,11 @@ def check_space(context: Context, staging: Staging, captured: Captured) -> tuple
         failed: CkstoreError | None = None
     except CkstoreError as error:
         notes, failed = (), error
-    # Measure again: dropped blobs may be open in a process and free nothing yet, and other processes also write.
+    # Measure again: dropped blobs that a process has open are not freed yet, and other processes may have written data.
     need = context.measure(new)
     if need.fits:
         return notes
-    # Refuse before the first blob: a save that fills the disk completely would make other programs fail.
+    # Refuse before the first blob is written: a save that fills the disk would make other programs fail.
     raise _refusal(context, need, notes, failed) from failed
 
 
@@ -100,8 +102,8 @@ def _look(context: Context, staging: Staging, captured: Captured) -> _ChunkNeed:
 def _claim(staging: Staging, found: _ChunkNeed, digest: str, nbytes: int) -> None:
     if digest in found.claimed or digest in found.new:
         return
-    # Claim instead of only checking: making room below deletes checkpoints, and would delete a blob that this save
-    # needs.
+    # Claim the blob instead of only looking for it: making room deletes checkpoints, and would delete blobs that this
+    # save needs.
     if staging.claim(digest, nbytes):
         found.claimed.add(digest)
     else:
@@ -109,13 +111,14 @@ def _claim(staging: Staging, found: _ChunkNeed, digest: str, nbytes: int) -> Non
 
 
 def _amount(context: Context, found: _ChunkNeed, source_count: int) -> Amount:
-    """Return the space that the save takes on this filesystem, whose files occupy whole blocks."""
+    """Return the space that the save takes on this filesystem, where each file occupies whole blocks."""
     layout = context.layout
     block = dirfd_stat.free_space(layout.path).block_bytes
     blob_count = len(found.new) + len(found.claimed)
     pack_count = found.packed.pack_count
     folders = {fan_out(digest) for digest in found.new if not dirfd_stat.is_directory(layout.blob(digest).parent)}
-    own_inodes = _OWN_INODES + len(folders) + pack_count  # the digest of a pack, and so its folder, is not known yet
+    # The digest of a pack determines its folder and is not known yet, so each pack may need a new folder.
+    own_inodes = _OWN_INODES + len(folders) + pack_count
     own_bytes = own_inodes * block + _SOURCE_BYTES * (source_count + blob_count)
     data_bytes = sum(-(-nbytes // block) * block for nbytes in (*found.new.values(), found.packed.nbytes))
     return Amount(data_bytes + own_bytes, len(found.new) + pack_count + own_inodes)

@@ -1,6 +1,7 @@
-"""Commit: store files as they are. They are cut at the borders of their tensors, so that equal tensors are stored once.
+"""Commit: store files byte for byte, cut at the borders of their tensors, so that equal tensors are stored once.
 
-The rest is a save: `ops/save/save` stores the bytes and publishes. A file that changes during the commit makes it fail.
+Everything else is the same as for a save: `ops/save/save` stores the bytes and publishes the checkpoint. If a file
+changes during the commit, the commit fails.
 """
 
 from __future__ import annotations
@@ -48,11 +49,11 @@ def capture_files(
     try:
         entries = gather(paths)
         check_apart(entries, paths, context.layout.path)
-        # A step given by the caller means one checkpoint of all files, on purpose.
+        # A caller that gives a step wants one checkpoint of all files.
         if not is_step_given:
             check_one_checkpoint(paths, entries)
-        # Before the check for an empty directory: an empty tmp-checkpoint-5 is an unfinished save, and is reported as
-        # such.
+        # This check precedes the one for an empty directory, so that an empty tmp-checkpoint-5 is reported as an
+        # unfinished save.
         signs = signs_of_incompleteness(entries, [path.name for path in paths])
         if signs and not options.allow_incomplete:
             more = f" (and {len(signs) - 1} more)" if len(signs) > 1 else ""
@@ -70,7 +71,7 @@ def capture_files(
 
 @dataclass(frozen=True)
 class _CapturedFiles(Captured):
-    """Files as the store represents them; they are checked again before they are published."""
+    """Files as the store represents them; they are checked for changes before the checkpoint is published."""
 
     entries: tuple[Entry, ...] = ()
     paths: tuple[Path, ...] = ()
@@ -78,14 +79,16 @@ class _CapturedFiles(Captured):
     def first_changed(self) -> str | None:
         """Return None, since a changed file raises an error that names it."""
         try:
-            # A file that is added or renamed during the commit mixes two versions, which no digest would detect.
+            # If a file was added or renamed during the commit, the checkpoint would mix two versions of the directory,
+            # which no digest would detect.
             now = gather(self.paths)
         except (BadInput, OSError) as error:
             msg = f"the files were changed while they were being read: {error}. Nothing was published"
             raise StateChanged(msg, hint="commit again") from error
         before = {entry.path: entry for entry in self.entries}
         for entry in now:
-            # Compare inode, size and times: a rewrite of equal length changes ctime even if the writer restores mtime.
+            # `Entry` includes the inode, the size and both times: a rewrite of equal length changes ctime even if the
+            # writer restores mtime.
             if before.pop(entry.path, None) != entry:
                 raise changed(entry.path)
         if before:
@@ -114,7 +117,7 @@ class _Segment:
         self._entry.read_into(self._start + start, out[: stop - start])
 
     def changed(self) -> bool:
-        """Return False, since whole files are checked."""
+        """Return False, since `first_changed` checks whole files."""
         return False
 
 
@@ -170,7 +173,7 @@ def _capture(
 
 
 def _name_tensors(path: str, parts: Cut, first: int, leaves: list[LeafRecord]) -> Node:
-    """Add the tensors of a file to `leaves`, and return their node, which is a leaf if the file is one tensor."""
+    """Add the tensors of a file to `leaves`; return the node of the file, which is a leaf if the file is one tensor."""
     file = join_key("", path)
     members: list[Node] = []
     alone = [tensor.name for tensor in parts.tensors] == [""]

@@ -1,4 +1,4 @@
-"""A run belongs to one training: which checkpoint a save continues, and which ones it may therefore replace.
+"""Decide which checkpoint a save continues, and which ones it may therefore replace: a run belongs to one training.
 
 Rule: docs/format/v1.md, "Trainings"; reasons: docs/adr/0031-a-run-is-one-training.md. The decision is made under the
 lock of the run, from the published manifests.
@@ -36,9 +36,10 @@ from ckstore.ops.refs.find import find
 
 _LOCK_TIMEOUT_S = 1.0
 _RESERVED_NS = 1_618_033_988 * 10**9
-"""The modification time of the empty directory of a reserved run, in even seconds, which every filesystem keeps.
+"""The modification time of the empty directory of a reserved run, in nanoseconds.
 
-Otherwise it would look like that of a run whose checkpoints were deleted or renamed, and whose name is free."""
+The time distinguishes this directory from that of a run whose checkpoints were all deleted or renamed, and whose name
+is free. It is an even number of seconds, which every filesystem can store."""
 _drawn: dict[tuple[str, str], str] = {}
 """Store and run -> the training of saves of this process there that continue no checkpoint."""
 # A forked process is another training: it must not replace checkpoints of its parent process.
@@ -47,13 +48,13 @@ os.register_at_fork(after_in_child=_drawn.clear)
 
 def parent_at(context: Context, info: CheckpointInfo) -> Parent:
     """Return a checkpoint of the store as a parent."""
-    # The catalog does not record trainings: for an info that came from its rows, read the manifest.
+    # The catalog does not record trainings. If the info was read from the catalog, the manifest must be read.
     found = info if info.training else read_info(context, info.key)
     return Parent(info.id, info.run, "" if found is None else found.training)
 
 
 def named_parent(context: Context, ref: str | None, *, must_be: bool) -> Parent | None:
-    """Return the checkpoint that a caller names as parent; unless `must_be`, it may have been dropped."""
+    """Return the checkpoint that a caller names as parent. Unless `must_be`, it need not exist any more."""
     if not ref:
         return None
     try:
@@ -87,22 +88,22 @@ class ParentAtCall(NamedTuple):
 
     @classmethod
     def of(cls, context: Context, run: str) -> ParentAtCall:
-        """Return the parent of a save that is called now."""
+        """Return the parent of a save that is being called."""
         known = context.known.last_parents
         return cls(known.get(run), known.get(""), parent_in(context, run))
 
     def is_last(self, context: Context, run: str) -> bool:
-        """Whether the process has loaded no checkpoint of the run, and begun no training in it, since the call."""
+        """Whether the process has neither loaded a checkpoint of the run nor begun a training in it since the call."""
         now = context.known.last_parents.get(run)
         return _load_of(now) == _load_of(self.entry)
 
     def parent_now(self, context: Context, run: str) -> Parent | None:
-        """Return the checkpoint that the save continues; it may be that of an earlier save which was pending."""
+        """Return the checkpoint that the save continues, which may be that of a save that was pending at the call."""
         is_same = context.known.last_parents.get(run) == self.entry
         return parent_in(context, run) if self.is_last(context, run) and not is_same else self.parent
 
     def sent(self, continues: Mapping[str, Parent], run: str) -> dict[str, Parent]:
-        """Return the parents that another process needs for the save, without those of later loads."""
+        """Return the parents that another process needs for the save, excluding those of loads after the call."""
         ours = {key: one for key, one in ((run, self.entry), ("", self.last)) if one is not None}
         begun = {key: one for key, one in continues.items() if key not in {run, ""} or one.origin == "begun"}
         return {**begun, **ours}
@@ -115,7 +116,8 @@ def continue_saved(context: Context, info: CheckpointInfo, at_call: ParentAtCall
     if at_call is None or at_call.is_last(context, info.run):
         known[info.run] = Parent.saved(info, before)
     elif before is not None and before.origin == "saved":
-        # Published after a save that was called later: the next one must not take it for that of another process.
+        # This checkpoint was published after that of a save that was called later. Record its sequence number, so that
+        # the next save does not mistake it for a checkpoint of another process.
         known[info.run] = before._replace(sequence=max(before.sequence, info.sequence))
 
 
@@ -142,7 +144,7 @@ def know_training(context: Context, run: str) -> None:
 
 
 def begin_training(context: Context, run: str) -> None:
-    """Begin a training in a run, so that what this process saved or loaded before is not continued.
+    """Begin a training in a run, so that no checkpoint that this process saved or loaded before is continued.
 
     A parent that was declared (`Store.open(…, continue_from=…)`) is still continued.
     """
@@ -151,17 +153,17 @@ def begin_training(context: Context, run: str) -> None:
     if declared is not None:
         known.last_parents[declared.run] = known.last_parents[""] = declared._replace(load=next_load())
     if declared is None or declared.run != run:
-        # With an id: it is sent to a background saver, so that a restarted saver does not draw another one.
+        # Draw the identity now: it is sent to a background saver, and a restarted saver must not draw another one.
         known.last_parents[run] = Parent("", run, draw_training(), origin="begun", load=next_load())
 
 
 def rename_lineage(context: Context, old: str, new: str, ids: Mapping[str, str]) -> None:
-    """Move what this process continues in a run to the new name of the run; `ids` maps old ids to new ones."""
+    """Update the parents that this process remembers after a run was renamed; `ids` maps old ids to new ones."""
     known = context.known.last_parents
     for run, parent in [*known.items()]:
         if parent.run == old:
             known[new if run == old else run] = parent._replace(id=ids.get(parent.id, parent.id), run=new)
-    # Do not remove the entry: a background saver must not continue what it knows under the old name.
+    # Replace the entry instead of removing it, or a background saver would continue its own entry for the old name.
     if old in known:
         known[old] = Parent("", old, draw_training(), origin="begun", load=next_load())
     if (training := _drawn.pop((context.settings.uuid, old), None)) is not None:
@@ -169,14 +171,15 @@ def rename_lineage(context: Context, old: str, new: str, ids: Mapping[str, str])
 
 
 def take_free_run(context: Context, wanted: str) -> str:
-    """Reserve a name for a run, derived from the wanted one, that no other process has or gets, and return it."""
+    """Reserve an unused name for a run, derived from the wanted one, and return it; no other process gets this name."""
     context.check_writable()
     names = set(context.layout.runs())
     while True:
         name = next_name(wanted, names)
         path = context.layout.checkpoints / name
         if links.make_directory(path):
-            # A filesystem that refuses the time only lets a rename of another run take the name.
+            # If the filesystem cannot set the time, the only consequence is that a rename of another run may take the
+            # name.
             with suppress(OSError), files.opened_directory(path) as fd:
                 os.utime(fd, ns=(_RESERVED_NS, _RESERVED_NS))
             return name
@@ -185,7 +188,7 @@ def take_free_run(context: Context, wanted: str) -> str:
 
 def is_reserved(layout: Layout, run: str) -> bool:
     """Whether `take_free_run` reserved the name of a run, and no checkpoint has been published in it since."""
-    # Each name that is added to the directory sets its time to the present.
+    # Adding a checkpoint to the directory changes its modification time.
     found = dirfd_stat.find(layout.checkpoints / run)
     return found is not None and found.st_mtime_ns == _RESERVED_NS
 
@@ -200,14 +203,14 @@ def check_free(context: Context, run: str) -> None:
 
 
 def changed_configuration(context: Context, manifest: Manifest, parent: Parent | None) -> str:
-    """Describe how the recorded configuration differs from that of the loaded checkpoint; empty if it does not."""
+    """Describe how the configuration differs from that of the loaded checkpoint; return "" if it does not."""
     now = _configuration(manifest.description.metadata)
-    # Only once: the next save continues this checkpoint.
+    # The difference is reported once: the parent of the next save is this checkpoint, which was not loaded.
     if now is None or parent is None or parent.origin != "loaded":
         return ""
     try:
         loaded = read_info(context, find(context, parent.id).key)
-    except CkstoreError:  # dropped or damaged: the save is durable, and this is only a note
+    except CkstoreError:  # the loaded checkpoint was deleted or is damaged; the note is not worth an error
         return ""
     before = None if loaded is None else _configuration(encode_metadata(loaded.metadata))
     if loaded is None or before is None:
@@ -235,7 +238,7 @@ def _flat(values: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class RunGuard:
-    """Decides for one save whether its run belongs to its training; called under the lock of the run."""
+    """Decides for one save whether its run belongs to its training. `check` is called under the lock of the run."""
 
     context: Context
     manifest: Manifest  # of the save
@@ -251,7 +254,7 @@ class RunGuard:
         elif self.if_run_in_use == "error":
             self._check_alone()
         for other in replaced:
-            # Equal content replaces nothing.
+            # A save of equal content replaces nothing.
             if other.manifest.training != manifest.training and other.manifest.content != manifest.content:
                 msg = f"{_named(other)} belongs to another training; only a training that continues it can replace it"
                 raise _refused(self.context, msg, other)
@@ -259,11 +262,11 @@ class RunGuard:
             self._check_order([other for other in replaced if other.manifest.content != manifest.content])
 
     def _check_order(self, replaced: Sequence[Published]) -> None:
-        """Raise if this process goes back to an earlier step without loading: then it is another training."""
+        """Raise if this process saves an earlier step without loading a checkpoint, which begins another training."""
         if not replaced:
             return
         manifest, parent = self.manifest, self.parent
-        if begins(parent, manifest.run):  # in another handle of this process, which has saved nothing yet
+        if begins(parent, manifest.run):  # another handle of this process saved to the run, and this one has not yet
             newest = _newest_in(self.context, manifest.run)
             last = None if newest is None else newest.key.step
         else:
@@ -276,13 +279,13 @@ class RunGuard:
         raise _refused(self.context, msg, other)
 
     def _check_begin(self) -> None:
-        """Check for a checkpoint of another training in a run in which this one begins."""
+        """Check whether the run in which this training begins has a checkpoint of another training."""
         run = self.manifest.run
         names = _names_in(self.context, run)
         try:
             other = _other_in(self.context, run, self.manifest.training)
         except (InUse, OSError):
-            # With "append" no save fails because of a checkpoint that it does not need; this only affects a note.
+            # With "append", the other checkpoint only matters for a note, so failing to read it must not fail the save.
             if self.if_run_in_use == "error":
                 raise
             return
@@ -291,7 +294,8 @@ class RunGuard:
             return
         if self.if_run_in_use == "error":
             raise _in_use(self.context, other)
-        # Only if the checkpoint has a parent in its run: separate checkpoints are appended by tools.
+        # Add the note only if the other checkpoint has a parent in its run. Checkpoints without parents are independent
+        # of each other, as tools append them.
         parent_digits = (other.manifest.description.parent or "").partition("-")[2]
         digits = (name.split(".")[1:2] for name in names)
         if parent_digits and any(part and parent_digits.startswith(part[0]) for part in digits):
@@ -302,10 +306,10 @@ class RunGuard:
                 self.notes.append(note)
 
     def _check_alone(self) -> None:
-        """Raise if another process has saved to the run, as the same training, since this one did."""
+        """Raise if another process has saved to the run as the same training since the last save of this process."""
         run, known = self.manifest.run, self.context.known
         names = _names_in(self.context, run)
-        # Only checkpoints that appeared since: a rollback may pass over those that existed at the load.
+        # Consider only checkpoints that appeared since then: after a rollback, newer ones existed before the load.
         new = names - known.seen_names.get(run, names)
         parent = self.parent
         if parent is None or parent.origin != "saved":
@@ -314,7 +318,7 @@ class RunGuard:
         for name in sorted(new):
             try:
                 found = _whole_at(self.context, key_of(run, name))
-            except InUse:  # the next save checks it
+            except InUse:  # the next save checks this checkpoint
                 locked.add(name)
                 continue
             if found is None or found.manifest.training != self.manifest.training:
@@ -323,7 +327,7 @@ class RunGuard:
                 msg = f"another process has saved {_named(found)} since this one saved to the run {run}"
                 hint = f"end one of the two; {_own_run(self.context, run)} keeps both"
                 raise RunInUse(f"{msg}, so two processes train in it; nothing was published", hint=hint)
-        # Last: a save that is retried after this error must get the same result.
+        # Record the names last, so that a save that is retried after this error gets the same error.
         known.seen_names[run] = names - locked
 
 
@@ -340,7 +344,7 @@ def _whole_at(context: Context, key: CheckpointKey | None) -> Published | None:
     if key is None:
         return None
     try:
-        # A short timeout, since the lock of the run is held.
+        # The timeout is short, since the caller holds the lock of the run.
         lock = locks.lock_shared(context.layout.checkpoint(key), timeout_s=_LOCK_TIMEOUT_S)
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return None
@@ -356,8 +360,9 @@ def _other_in(context: Context, run: str, training: str) -> Published | None:
 
 def _newest_in(context: Context, run: str) -> Published | None:
     """Return the complete checkpoint with the highest step of a run."""
-    # A damaged one belongs to no training: a process that finds no complete one begins again. The highest step decides:
-    # a process that opens the store for each save would otherwise read thousands of manifests.
+    # A damaged checkpoint belongs to no training. If no complete one exists, the process begins a training. The highest
+    # step is taken instead of the highest sequence number, because a process that opens the store for each save would
+    # otherwise read thousands of manifests.
     keys = [key for name in _names_in(context, run) if (key := key_of(run, name)) is not None]
     for key in sorted(keys, reverse=True):
         found = _whole_at(context, key)

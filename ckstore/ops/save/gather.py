@@ -1,4 +1,4 @@
-"""The input of `commit`: which files, under which names, at which step, and whether they are finished."""
+"""Determine the input of `commit`: the files, their names, the step, and whether the files are complete."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from ckstore.model.names import MAX_STEP, check_path, parent_of
 
 _STEP_NAME = re.compile(r"(?:checkpoint|step|global_step|iter|iteration)[-_=]?([0-9]{1,16})(?:-v[0-9]+)?\Z")
 _STEP_AMONG_OTHERS = re.compile(r"(?:\A|[-_])step=([0-9]{1,16})(?:[-_]|\Z)")
-"""As Lightning writes it: ``epoch=1-step=400``, ``epoch=1-val_loss=0.32-step=400-v1``."""
+"""Matches the step in names as Lightning writes them: ``epoch=1-step=400``, ``epoch=1-val_loss=0.32-step=400-v1``."""
 _SUFFIX = re.compile(r"\.[A-Za-z][A-Za-z0-9]*\Z")
 _SHOWN = 3
 _INDEX_SUFFIX = ".index.json"
-# Far above the index of any model. A larger file of that name is not parsed, and is committed as any other file.
+# Much more than the size of the index of any model. A larger file is not parsed as an index.
 _INDEX_MOST_BYTES = 64 * 2**20
 
 
@@ -51,7 +51,7 @@ def _resolved(path: Path) -> Path:
 
 
 def check_names(entries: Sequence[Entry]) -> None:
-    """Refuse files with names that cannot be stored, and two files with one name."""
+    """Refuse files whose names cannot be stored, and two files with the same name."""
     seen: set[str] = set()
     for entry in entries:
         try:
@@ -79,7 +79,7 @@ def _step_of(name: str) -> int | None:
 
 
 def check_one_checkpoint(paths: Sequence[Path], entries: Sequence[Entry]) -> None:
-    """Refuse a directory, or paths, that hold several checkpoints, since one commit makes one checkpoint."""
+    """Refuse paths that hold several checkpoints, since one commit makes one checkpoint."""
     steps = {
         entry.path: step
         for entry in entries
@@ -112,7 +112,7 @@ def check_one_checkpoint(paths: Sequence[Path], entries: Sequence[Entry]) -> Non
 
 def check_apart(entries: Sequence[Entry], paths: Sequence[Path], store: Path) -> None:
     """Refuse to commit a store into itself."""
-    # Resolve both: through a symlink into the store, a commit would read the staging that it is writing.
+    # Resolve both paths: through a symlink into the store, a commit would read the staging that it is writing.
     root = store.resolve()
     for path in paths:
         here = path.resolve()
@@ -127,9 +127,8 @@ def signs_of_incompleteness(entries: Sequence[Entry], names: Sequence[str]) -> l
     """Return a sentence for each sign that these files are unfinished; `names` are the names of the paths.
 
     Recognized are the marks of Transformers (``checkpoint-is-incomplete.txt``, ``tmp-checkpoint-N``), NeMo
-    (``-unfinished``), Orbax (``.orbax-checkpoint-tmp-``) and the hub (``.incomplete``), a distributed checkpoint
-    without
-    ``.metadata``, and an index that names missing files.
+    (``-unfinished``), Orbax (``.orbax-checkpoint-tmp-``) and the Hugging Face Hub (``.incomplete``), a distributed
+    checkpoint without ``.metadata``, and an index that names missing files.
     """
     present = {entry.path for entry in entries}
     signs = []
@@ -153,12 +152,12 @@ def signs_of_incompleteness(entries: Sequence[Entry], names: Sequence[str]) -> l
 
 
 def _missing_shards(entry: Entry, present: set[str]) -> list[str]:
-    """Return a sentence about missing files of an index of shards, ``model.safetensors.index.json``."""
+    """Return a sentence if an index of shards, such as ``model.safetensors.index.json``, names missing files."""
     if entry.nbytes > _INDEX_MOST_BYTES:
         return []
     try:
         files = set(parse_foreign(entry.content())["weight_map"].values())
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):  # another document of that name
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):  # the file is no index of shards
         return []
     folder = parent_of(entry.path)
     lacking = sorted(

@@ -1,8 +1,8 @@
 """The health of the tensors that one save stores: values that are not finite, and parts that no longer change.
 
-Values are counted by piece while its bytes are read for another purpose. A piece that was counted before is not read
-for this. A `HealthCheck` belongs to one save. `Context.known.lineages` keeps the results by run for the next save. The
-rules are in `model/manifest/health`.
+The values of a piece are counted while its bytes are read for another purpose, such as hashing. A piece that an earlier
+save counted is not read for this. A `HealthCheck` belongs to one save. `Context.known.lineages` keeps the results of
+each run for the next save. The rules are in `model/manifest/health`.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _ARRAYS = ("torch", "numpy")
 _WHOLE_BYTES = 2 * 2**20  # a piece of this size is counted completely
 _WINDOW_ALIGNMENT = 64  # a multiple of the size of each number
 _MOST_PARTS = 64
-"""A state with more values at its top level counts as flat, and as one part."""
+"""The maximum number of values at the top level of a state with several parts. A larger state counts as one part."""
 
 
 class PieceCounter:
-    """Counts values that are not finite in the bytes from `begin` to `end` of one piece, which it gets in parts."""
+    """Counts values that are not finite in the bytes from `begin` to `end` of one piece; `part` passes the bytes."""
 
     def __init__(self, check: HealthCheck, form: FloatForm, begin: int, end: int) -> None:
         self._check = check
@@ -46,7 +46,7 @@ class PieceCounter:
         self._count = FINITE
 
     def part(self, data: memoryview) -> None:
-        """Process the next part while it is in the processor's cache."""
+        """Count the values of the next part of the piece, while it is in the processor's cache."""
         begin, end = max(0, self._begin - self._at), min(len(data), self._end - self._at)
         self._at += len(data)
         if begin < end:
@@ -80,21 +80,24 @@ class HealthCheck:
         form = self.form_of(source)
         if form is None:
             return None
-        # A tensor that had such values before is counted completely: otherwise it would seem healthy in some saves.
+        # If the tensor had such values before, count it completely. Otherwise it would seem healthy in some saves.
         if nbytes <= _WHOLE_BYTES or source.name in self._before.sick:
             return PieceCounter(self, form, 0, nbytes)
-        # A share of each piece, so that a tensor that has diverged completely is always detected.
+        # Count a share of each piece, so that a tensor that has diverged completely is always detected.
         window = self._before.turn % self._window_count
         size = nbytes // self._window_count // _WINDOW_ALIGNMENT * _WINDOW_ALIGNMENT
         is_last = window == self._window_count - 1
         return PieceCounter(self, form, window * size, nbytes if is_last else (window + 1) * size)
 
     def counting_new(self, source: ByteSource, nbytes: int) -> PieceCounter | None:
-        """As `counting`, but None if the piece is likely known: it is hashed first, and then needs no counting."""
+        """Return the counter for a piece, as `counting`, but None if the piece was probably counted before.
+
+        Such a piece is hashed first. If its digest is known, it is not counted again.
+        """
         return None if source.name in self._before.settled else self.counting(source, nbytes)
 
     def knows(self, source: ByteSource, piece: str) -> bool:
-        """Whether a piece need not be read to be counted."""
+        """Whether a piece need not be read for its count, which is known or not needed."""
         form = self.form_of(source)
         key = (piece, "" if form is None else form.name)
         return form is None or key in self._known or key in self._counts
@@ -104,14 +107,14 @@ class HealthCheck:
         self._counts[piece, form.name] = count
 
     def found_in_pack(self, pack: memoryview, pieces: Iterable[tuple[ByteSource, str, int, int]]) -> None:
-        """Count the pieces of a pack, which are adjacent, given by source, digest, start and length."""
-        # Check them together: tens of thousands of small tensors are not checked one by one.
+        """Count the adjacent pieces of a pack, each given as source, digest, start in the pack, and length in bytes."""
+        # Check adjacent pieces together, because checking tens of thousands of small tensors one by one is slow.
         for form, group in groupby(pieces, key=lambda one: self.form_of(one[0])):
             if form is None:
                 continue
             members = [*group]
             (_, _, first, _), (_, _, last, length) = members[0], members[-1]
-            # The bytes between them are zeros.
+            # The gaps between the pieces contain zeros.
             is_finite = not form.has_nonfinite(pack[first : last + length])
             for _, piece, start, nbytes in members:
                 self.found(form, piece, FINITE if is_finite else form.count(pack[start : start + nbytes]))
@@ -127,7 +130,7 @@ class HealthCheck:
             keys = [(extent.piece, form.name) for extent in storage.extents]
             if all(key in self._known for key in keys):
                 settled.add(source.name)
-            # The usual case, of which a state can have tens of thousands.
+            # This shortcut is for the usual case, because a state can have tens of thousands of such storages.
             if len(keys) == 1 and (self._known.get(keys[0]) or self._counts.get(keys[0])) is FINITE:
                 counts[keys[0]] = FINITE
                 continue
@@ -154,7 +157,7 @@ class HealthCheck:
                 counts[key] = found
             at += extent.length
         whole = (_pieces(storage), form.name)
-        # For a storage that is reused without reading it, only the sum may be known.
+        # For a storage that is reused without being read, only the sum over its pieces may be known.
         if not can_read and (known := self._known.get(whole)) is not None:
             counts[whole] = known
         return counts
@@ -169,7 +172,7 @@ def check_of(
         captured: The state.
         before: The counts of the previous checkpoint.
         share: The share of the values in new, large pieces to count.
-        cuts: How many sources make up each storage. If None, one.
+        cuts: How many sources make up each storage. If None, each storage is one source.
     """
     if not share:
         return None
@@ -182,7 +185,7 @@ def check_of(
 def forms_of(leaves: Sequence[LeafRecord], storage_count: int) -> list[FloatForm | None]:
     """Return the number format of each storage, or None if its tensors have none or several."""
     found: list[FloatForm | None] = [None] * storage_count
-    if find_spec("numpy") is None:  # torch and saves work without it
+    if find_spec("numpy") is None:  # values cannot be counted, but torch and saves work without numpy
         return found
     mixed: set[int] = set()
     seen: set[int] = set()
@@ -198,7 +201,7 @@ def forms_of(leaves: Sequence[LeafRecord], storage_count: int) -> list[FloatForm
 
 
 def lineage_of(context: Context, run: str, parent: str | None) -> Lineage | None:
-    """Return the facts about the checkpoint that a save continues, or None if the store has no parent of it."""
+    """Return the facts about the checkpoint that a save continues, or None if it is not in the store."""
     if parent is None:
         return None
     known = context.known.lineages.get(run)
@@ -214,8 +217,8 @@ def _read(context: Context, parent: str) -> Lineage | None:
         with open_directory(context, parent) as directory:
             return _of_manifest(directory.manifest, directory.manifest_id)
     except (CkstoreError, OSError):
-        # It was dropped, is damaged, or is in another store: then this checkpoint begins a lineage. A save never fails
-        # because a note about it is impossible.
+        # The parent was deleted, is damaged, or is in another store, so this checkpoint begins a new lineage. The facts
+        # only serve warnings, and failing to read them must not fail the save.
         return None
 
 
@@ -249,15 +252,15 @@ def _counts_in(manifest: Manifest, forms: Sequence[FloatForm | None], health: He
 class HealthVerdict:
     """The facts about the tensors of the checkpoint of a save, and about those of its parent."""
 
-    lineage: Lineage  # without the id, and without the step if the store chooses it
-    before: Lineage | None
+    lineage: Lineage  # of the checkpoint, without its id, and without its step if the store chooses the step
+    before: Lineage | None  # of its parent
 
     def of_published(self, manifest: Manifest, manifest_id: str) -> Lineage:
         """Return the facts for the next save."""
         return replace(self.lineage, id=manifest_id, step=manifest.step)
 
     def warnings(self, name: str) -> list[str]:
-        """Return warnings about the checkpoint of that name that did not apply to its parent."""
+        """Return the warnings about the checkpoint, which is called `name`, that did not apply to its parent."""
         health = self.lineage.health or Health()
         old = Health() if self.before is None or self.before.health is None else self.before.health
         found = []
@@ -286,7 +289,8 @@ def judged(draft: Manifest, counted: CountedPieces, before: Lineage | None, step
         count = FINITE if form is None else _count(draft.storages[storage], form, counts)
         if count == FINITE:
             continue
-        # A tensor that was finite before, or had another number of infinite values, did not always have them.
+        # The number of infinite values at the first save of a tensor is its usual number. For a tensor that was saved
+        # before without infinite values, the usual number is 0.
         was_counted = before is not None and before.health is not None and name in before.names
         found.append(NonFinite(name, count.nan, count.inf, usual.get(name, 0) if was_counted else count.inf))
     parts = _parts(draft, forms)
@@ -330,7 +334,7 @@ def _first_names(leaves: Iterable[LeafRecord]) -> dict[int, str]:
 
 
 def _parts(manifest: Manifest, forms: Sequence[FloatForm | None]) -> dict[str, int]:
-    """Return a token for each part that differs if one of its floating-point tensors differs."""
+    """Return a token for each part. Two tokens of a part differ if one of its floating-point tensors differs."""
     found: dict[str, list[object]] = defaultdict(list)
     for key, number in _by_part(manifest.state):
         leaf = manifest.leaves[number]

@@ -1,4 +1,4 @@
-"""The options that saves of a state, background saves and commits of files share: all but the content."""
+"""The options that saves of a state, background saves and commits of files share."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class SaveOptions(TypedDict, total=False):
     if_run_in_use: IfRunInUse | None
 
 
-def request_of(  # noqa: PLR0917 - the same as the fields of `Request`
+def request_of(  # noqa: PLR0917 - the arguments are those of `Request`
     context: Context,
     run: str,
     step: int | None,
@@ -49,7 +49,7 @@ def request_of(  # noqa: PLR0917 - the same as the fields of `Request`
     *,
     is_tracked: bool = True,
 ) -> Request:
-    """Return the request for a save, after looking up its parent and checking options that need no filesystem access.
+    """Return the request for a save, after looking up its parent and checking the options that can be checked.
 
     Args:
         context: The store.
@@ -58,7 +58,7 @@ def request_of(  # noqa: PLR0917 - the same as the fields of `Request`
         options: The options of the caller.
         progress: Called with the progress.
         ref: The ref of the parent, if the saver will look it up later. If empty, `options["parent"]` is looked up now.
-        is_tracked: Whether the metadata names the runs of the tracker of the store, if it has one.
+        is_tracked: Whether to add the runs of the store's tracker to the metadata, if the store has a tracker.
     """
     from ckstore.model.checkpoint.tracker_run import with_runs
     from ckstore.model.manifest.describe import describe

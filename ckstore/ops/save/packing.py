@@ -1,7 +1,7 @@
 """Pack small tensors into shared blobs: find their pieces in existing packs, and write the others to new packs.
 
-A pack is kept while one piece in it is used. To limit dead bytes in packs, a piece is not reused from a pack of which
-neither a checkpoint nor this save uses at least half. It is written again to a new pack (docs/adr/0002-catalog.md).
+A pack is kept while one piece in it is used. To limit dead bytes in packs, a piece is reused only if one checkpoint or
+this save uses at least half of its pack. Otherwise the piece is written again to a new pack (docs/adr/0002-catalog.md).
 Thus the packs of each checkpoint are at most twice its size.
 """
 
@@ -29,22 +29,24 @@ from ckstore.ops.save.health import HealthCheck
 from ckstore.ops.save.recheck import Recheck
 from ckstore.ops.save.recorded_chunks import FingerprintedChunks, state_changed
 
-# The size of a chunk: each blob costs a link, an fsync and a name in every checkpoint (docs/adr/0009).
+# The same as the size of a chunk. With smaller packs, there would be more blobs, and each blob costs a link, an fsync
+# and a name in every checkpoint (docs/adr/0009).
 PACK_BYTES = 32 * 2**20
 _LEAST_PACK_BYTES = 4 * 2**20
-# Packs of one save age alike: one pack takes up to 2.17 times the live bytes, 20 packs take 1.79 times (docs/adr/0003).
+# Packs of one save lose their live pieces at the same rate. With one pack, the packs take up to 2.17 times the live
+# bytes; with 20 packs, 1.79 times (docs/adr/0003).
 _PACKS_AT_LEAST = 16
 _BATCH_BYTES = 256 * 2**20
 ALIGNMENT = 64
-# The size of the parts that are copied, hashed and written; smaller ones make direct writes slower (docs/adr/0009).
+# The size of the parts that are copied, hashed and written. Smaller parts make direct writes slower (docs/adr/0009).
 PART_BYTES = 2 * 2**20
 # Small pieces are hashed together for the digest of their pack, while the processor's cache still has them.
 _HASHED_BYTES = 2**18
-# Packs of more than this size in total are not read to check the catalog: a manifest proves the same.
+# If the packs to check are larger than this in total, a manifest confirms the locations instead of reading the packs.
 _READ_BYTES = 8 * 2**20
-# The largest number of packs that wait or are being filled at the same time; each takes private memory.
+# The largest number of packs in memory at the same time, waiting or being filled.
 _MOST_IN_FLIGHT = 6
-# No digest has it, so a key with a number is never taken for the name of a blob.
+# Separates the digest in a key from a number. No digest contains it, so such a key is never taken for a blob's name.
 KEY_MARK = "#"
 
 
@@ -59,12 +61,12 @@ class PackPiece(NamedTuple):
 WritePack = Callable[[Sequence[PackPiece], bool], Callable[[], str]]
 """Starts to store a pack with these pieces, and returns a function that waits for the digest of the pack.
 
-If the second argument says that the pack is the last one, it may be stored completely before the call returns.
+The second argument is whether the pack is the last one. The last pack may be stored completely before the call returns.
 """
 
 
 class PackWriter(Protocol):
-    """The part of a save that hashes small sources and writes their packs, while its other threads write chunks."""
+    """The part of a save that hashes small sources and writes their packs while other threads write chunks."""
 
     @property
     def start_pack(self) -> WritePack:
@@ -78,26 +80,26 @@ class PackWriter(Protocol):
 
 
 def alignment_of(nbytes: int) -> int:
-    """Return the alignment of a piece of this size in a pack. Pieces that begin at a page can be mapped."""
+    """Return the alignment in bytes of a piece of this size. Large pieces begin at a page, so they can be mapped."""
     return GRAIN_BYTES if nbytes >= SMALL_BELOW_BYTES else ALIGNMENT
 
 
 class PackNeed(NamedTuple):
-    """The most that pieces take in new packs."""
+    """The maximum space that pieces take in new packs."""
 
     nbytes: int
     pack_count: int
 
 
 def pack_need(sizes: Iterable[int]) -> PackNeed:
-    """Return the most that pieces of these sizes take in new packs."""
+    """Return the maximum space that pieces of these sizes take in new packs."""
     small, medium = 0, 0
     for nbytes in sizes:
         if nbytes < SMALL_BELOW_BYTES:
             small += nbytes + ALIGNMENT
         else:
             medium += nbytes + GRAIN_BYTES
-    # A pack is closed when the next piece does not fit, so it lacks less than a piece.
+    # A pack is closed when the next piece does not fit, so its unused space is smaller than the largest piece.
     small_count = -(-small // max(1, _small_pack_bytes(small) - SMALL_BELOW_BYTES)) if small > _LEAST_PACK_BYTES else 1
     medium_count = -(-medium // (PACK_BYTES - MEDIUM_BELOW_BYTES))
     return PackNeed(small + medium, (small_count if small else 0) + medium_count)
@@ -111,7 +113,9 @@ def aligned(nbytes: int) -> int:
 def fill_pack(
     pieces: Sequence[PackPiece], memory: memoryview, algorithm: Algorithm, health: HealthCheck | None = None
 ) -> tuple[memoryview, str]:
-    """Copy the pieces of a pack into `memory`, and count in `health`; return the bytes of the pack and their digest.
+    """Copy the pieces of a pack into `memory`; return the bytes of the pack and their digest.
+
+    The values of the pieces that are not finite are counted in `health`.
 
     Raises:
         StateChanged: A source no longer has the digest in its key.
@@ -121,11 +125,12 @@ def fill_pack(
     small: list[tuple[ByteSource, str, int, int]] = []
     for key, source, start in pieces:
         digest, nbytes = key.partition(KEY_MARK)[0], source.nbytes
-        # The memory is reused: bytes of an earlier pack in the gap would change the digest of equal packs.
+        # Clear the gap: the memory is reused, and bytes of an earlier pack would change the digest of equal packs.
         memory[end:start] = bytes(start - end)
         end = start + nbytes
-        # The source was hashed first and is copied now: a tensor that changed in between would be stored under the
-        # digest of the old bytes. The copy is hashed for the piece and for the pack while the processor's cache has it.
+        # The source was hashed before and is copied now, so the copy must be hashed too: if the tensor has changed, its
+        # new bytes would be stored under the old digest. The copy is hashed for the piece and for the pack while it is
+        # in the processor's cache.
         if nbytes < SMALL_BELOW_BYTES:
             source.read_into(0, nbytes, memory[start:end])
             found = algorithm.digest(memory[start:end])
@@ -157,7 +162,7 @@ def fill_pack(
 
 
 _kept: list[memoryview] = []
-"""Memory of the last small pack: getting it from the kernel again takes longer than copying a pack of 3 MB."""
+"""The memory of the last small pack, kept because getting it from the kernel takes longer than copying a 3 MB pack."""
 
 
 class PackMemory:
@@ -169,7 +174,7 @@ class PackMemory:
     def take(self, nbytes: int) -> memoryview:
         """Return memory of at least `nbytes`."""
         for free in (self._free, _kept):
-            # A single call, since another thread may take memory at the same time.
+            # Use a single call instead of a check first, since another thread may take memory at the same time.
             with suppress(IndexError):
                 memory = free.pop()
                 if len(memory) >= nbytes:
@@ -203,9 +208,12 @@ class Packer:
         self._waiting: list[tuple[Callable[[], str], list[PackPiece]]] = []
 
     def add(self, key: str, source: ByteSource, *, apart: bool = False) -> None:
-        """Add a piece: the bytes of a source, at most the size of a pack, whose digest is in the key.
+        """Add a piece.
 
-        With `apart` it does not begin at the start of a pack, so that the pack is not identical to the piece.
+        Args:
+            key: The key of the piece, which contains its digest.
+            source: The bytes of the piece, at most the size of a pack.
+            apart: Whether to place the piece after the start of its pack, so that the pack is not identical to it.
         """
         alignment = alignment_of(source.nbytes)
         pieces = self._open[alignment]
@@ -234,7 +242,7 @@ class Packer:
     def _wait_for_first(self) -> None:
         wait, pieces = self._waiting.pop(0)
         blob, nbytes = wait(), _end(pieces)
-        # With tens of thousands of places, Python's collector would walk the trainer's heap repeatedly.
+        # Creating tens of thousands of locations would make Python's collector walk the trainer's heap repeatedly.
         with python_gc_paused():
             for key, source, start in pieces:
                 self.places[key] = PieceLocation(blob, nbytes, start, source.nbytes)
@@ -247,8 +255,8 @@ def _end(pieces: Sequence[PackPiece]) -> int:
 class SourceLocations(NamedTuple):
     """The locations of small sources."""
 
-    # The key of each source, in order: its digest, or for other bytes with an equal digest, the digest, `KEY_MARK` and
-    # a number.
+    # The key of each source, in order: its digest. If an earlier source has the same digest but other bytes, `KEY_MARK`
+    # and a number follow the digest.
     keys: list[str]
     places: dict[str, PieceLocation]  # the location of each piece, by its key
     written_bytes: int  # total size of the pieces that were written
@@ -265,8 +273,7 @@ def place_small(
     compare: bool = False,
     fingerprinted: FingerprintedChunks | None = None,
 ) -> SourceLocations:
-    """Store the bytes of small sources as pieces."""
-    # `compare`: equal digests do not prove equal bytes.
+    """Store the bytes of small sources as pieces. With `compare`, equal digests do not prove that bytes are equal."""
     small_bytes = sum(aligned(source.nbytes) for source in sources if source.nbytes < SMALL_BELOW_BYTES)
     packs_in_flight = max(2, min(context.threads - 2, _MOST_IN_FLIGHT))
     packer = Packer(writer.start_pack, _small_pack_bytes(small_bytes), packs_in_flight)
@@ -283,11 +290,11 @@ def place_small(
         for digest, source in zip(digests, batch, strict=True):
             key = _key_of(context, digest, source, seen) if compare else digest
             keys.append(key)
-            # Tied or equal small tensors share one piece, which both storages name.
+            # Tied or equal small tensors share one piece.
             if key in seen:
                 continue
             seen[key] = source
-            # Hits are claimed at the end, when the share of each pack that this save uses is known.
+            # Hits are claimed at the end, because it is not known before how much of each pack this save uses.
             if key in found:
                 hits[key] = (found[key], source)
             else:
@@ -312,8 +319,9 @@ def _key_of(context: Context, digest: str, source: ByteSource, seen: Mapping[str
 
 
 def _small_pack_bytes(small_bytes: int) -> int:
-    """Return the size of new packs. They are several, since packs of equal age are rewritten at the same time."""
-    # A small total becomes one pack, since each pack costs an fsync.
+    """Return the size in bytes of each new pack of small pieces. A large total is divided among several packs."""
+    # Several packs need less space in the long run (`_PACKS_AT_LEAST`). A small total becomes one pack, since each pack
+    # costs an fsync.
     nbytes = min(PACK_BYTES, max(min(_LEAST_PACK_BYTES, small_bytes), small_bytes // _PACKS_AT_LEAST))
     return -(-nbytes // GRAIN_BYTES) * GRAIN_BYTES
 
@@ -340,10 +348,14 @@ def _read_again(context: Context, source: ByteSource, digest: str) -> memoryview
 
 
 def find_pieces(context: Context, sizes: Mapping[str, int]) -> tuple[dict[str, PieceLocation], Counted | None]:
-    """Return the locations of pieces by the catalog, given their digests and sizes, and its count of checkpoints.
+    """Return the locations of pieces according to the catalog, and the count of checkpoints in the catalog.
 
-    The catalog only proposes locations, and `_pieces_are_there` checks them. Impossible locations are left out. The
-    count may be None, without a query of the catalog.
+    The catalog only proposes locations, and `_pieces_are_there` checks them. Impossible locations are not returned. The
+    count is missing if the catalog was not queried.
+
+    Args:
+        context: The store.
+        sizes: The sizes of the pieces in bytes, by digest.
     """
     found = {digest: place for digest in sizes if (place := context.known.pieces.get(digest)) is not None}
     unknown = sizes.keys() - found.keys()
@@ -351,7 +363,7 @@ def find_pieces(context: Context, sizes: Mapping[str, int]) -> tuple[dict[str, P
         return found, None
     try:
         places, counted = context.catalog.find_pieces(unknown)
-    except CatalogUnavailable:  # only a chance to deduplicate is lost
+    except CatalogUnavailable:  # then the pieces are written again
         return found, None
     for digest, place in places.items():
         nbytes = sizes[digest]
@@ -369,7 +381,7 @@ def _take_from_packs(
     recheck: Recheck,
     compare: bool,
 ) -> tuple[dict[str, PieceLocation], list[str]]:
-    """Claim the packs of which enough is used, and read a share of them again.
+    """Claim the packs of which at least half is used, and read a share of them again.
 
     Returns:
         The locations of the pieces in claimed packs, and the pieces to write again.
@@ -387,7 +399,7 @@ def _take_from_packs(
     places: dict[str, PieceLocation] = {}
     again: list[str] = []
     for blob, pieces in by_pack.items():
-        # The cheap conditions come first, and the claim before anything is read: otherwise gc may free the pack in
+        # The cheap conditions are checked first. The pack is claimed before it is read, so that gc cannot free it in
         # between.
         size = sizes[blob]
         if (
@@ -403,7 +415,7 @@ def _take_from_packs(
             )
         ):
             places.update(pieces)
-        else:  # an unneeded claim is removed at the end
+        else:  # if the pack was claimed, the unneeded claim is removed at the end
             again.extend(pieces)
     return places, again
 
@@ -415,7 +427,8 @@ def _raise_to_best_shares(
     if not doubtful:
         return
     try:
-        # A pack of which another checkpoint uses half is kept anyway, so using it adds no dead bytes (docs/adr/0002).
+        # If an existing checkpoint uses half of a pack, the pack is kept anyway, so using it adds no dead bytes
+        # (docs/adr/0002).
         best = context.catalog.best_shares(doubtful)
     except CatalogUnavailable:  # then the pieces are written again, which is always correct
         return
@@ -424,21 +437,21 @@ def _raise_to_best_shares(
 
 
 def _unchecked(context: Context, blob: str, pieces: Mapping[str, PieceLocation]) -> dict[str, PieceLocation]:
-    """Return the pieces of a pack whose places only the catalog gives."""
+    """Return the pieces of a pack whose locations are known only from the catalog."""
     known = context.known.pieces
-    # A blob that is the piece itself has its digest as its name.
+    # If the digests are equal, the blob consists of the piece only, and its location is certain.
     return {digest: place for digest, place in pieces.items() if known.get(digest) != place and digest != blob}
 
 
 def _learn_from_manifest(context: Context, run: str) -> None:
-    """Read the places of pieces from the manifest of the run's last step, whose digest is checked."""
+    """Read the locations of pieces from the manifest of the run's last step, which is compared with its digest."""
     newest = max((key for key, _ in context.layout.published(run)), default=None)
     if newest is None:
         return
     try:
         with CheckpointDirectory.at(context.layout.checkpoint(newest), context.layout.hash_prefix) as directory:
             manifest = directory.manifest
-    except (OSError, CkstoreError):  # it was deleted, or is damaged or in use: then the packs are read
+    except (OSError, CkstoreError):  # the checkpoint was deleted, is damaged or is in use: then the packs are read
         return
     with python_gc_paused():
         for storage in manifest.storages:
@@ -458,13 +471,13 @@ def _pieces_are_there(
     *,
     compare: bool,
 ) -> bool:
-    """Whether a claimed pack holds the pieces where the catalog, which is only an index, says."""
+    """Whether a claimed pack holds the pieces at the locations in the catalog."""
     unchecked = pieces if compare else _unchecked(context, blob, pieces)
     if not unchecked:
         return True
     size = next(iter(unchecked.values())).blob_nbytes
-    # The catalog is an index that may be wrong: other bytes at that location would be published as a tensor
-    # (docs/adr/0003).
+    # The catalog is an index that may be wrong: without this check, other bytes at that location would be published as
+    # a tensor (docs/adr/0003).
     data = memoryview(files.read_file(staging.path_of(blob), most_bytes=size, is_blob=True))
     for digest, place in unchecked.items():
         found = data[place.offset : place.offset + place.length]
@@ -491,23 +504,23 @@ def _healed(  # noqa: PLR0917
             staging.path_of(blob), most_bytes=max(size, dirfd_stat.status(staging.path_of(blob)).st_size), is_blob=True
         )
     except OSError as error:
-        # A failing sector causes EIO, which can be healed. Any other error is not about the bytes of the blob.
+        # A failing sector causes EIO, and writing the bytes again heals it. Any other error is not about the blob.
         if error.errno != errno.EIO:
             raise
-        data_found = b""  # then it is healed only if this save has all of its bytes
+        data_found = b""  # the pack can then be healed only if this save has all of its bytes
     if context.algorithm.digest(data_found) == blob:
-        if blob not in recheck.damaged:  # it is intact, and holds other bytes than the catalog or the digest says
+        if blob not in recheck.damaged:  # the pack is intact, but does not hold the wanted pieces
             return False
         staging.put(blob, memoryview(data_found))  # the page cache still has bytes that the disk has lost
         return True
-    # Pad a truncated pack: with the pieces of this save and zeros in the gaps it may be complete again. Its digest
-    # decides.
+    # Pad a truncated pack with zeros: with the pieces of this save and zeros in the gaps, it may be complete again. The
+    # digest decides whether it is.
     data = memoryview(bytearray(data_found[:size].ljust(size, b"\0")))
     for digest, (place, source) in hits.items():
         if place.offset + place.length > size:
             return False
         data[place.offset : place.offset + place.length] = _read_again(context, source, digest)
-    # Other checkpoints may need pieces that this save does not have: install the pack only if all of it is right.
+    # Install the pack only if all of it is right, because other checkpoints may need pieces that this save lacks.
     if context.algorithm.digest(data) != blob:
         return False
     staging.put(blob, data)

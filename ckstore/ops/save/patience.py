@@ -1,7 +1,7 @@
 """Retry a save that failed for a transient reason. Each try is a new save with its own files.
 
-After a failed fsync, the kernel may mark pages as clean that never reached the disk. Therefore data that a failed try
-wrote is not synced again: its staging directory is discarded before the pause (docs/adr/0032-patience.md).
+After a failed fsync, the kernel may mark pages as clean that never reached the disk. Therefore the data of a failed try
+is never synced again: its staging directory is discarded before the pause (docs/adr/0032-patience.md).
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ _SHORT_S = 1.0
 
 
 def failure_of(error: BaseException) -> Failure | None:
-    """Return the kind of a transient failure of a save; None if it is permanent or must be fixed by the caller."""
-    # Only these classes: after `UnknownOutcome` the checkpoint may be published, and `SaveAbandoned` is final.
+    """Return the kind of a transient failure of a save, or None if the failure is not transient."""
+    # Compare the exact classes: after the subclass `UnknownOutcome` the checkpoint may be published, and
+    # `SaveAbandoned` is final.
     if type(error) is InsufficientSpace:
         return "space" if error.needed_bytes is None else "no room"
     cause = error.__cause__ if type(error) is SaveFailed else error
@@ -46,7 +47,7 @@ class Patience:
     """Retries one save.
 
     Attributes:
-        freed_by_end: Whether rolling back the failed try freed space that may have been missing.
+        freed_by_end: Whether rolling back the failed try freed space, which may have been what it lacked.
     """
 
     def __init__(
@@ -73,12 +74,13 @@ class Patience:
                     raise
                 self._tell(error, failure, pause_s)
                 fits = _fits_again(self._context, error)
-            # Outside `except`: the error holds the frames of the try, and these hold the memory of its buffers.
+            # Pause after the `except` block has ended: the error refers to the frames of the try, and these refer to
+            # its buffers.
             self._watch.pause(pause_s, fits)
 
     @property
     def count(self) -> int:
-        """How many failed tries were followed by another."""
+        """The number of failed tries that were followed by another try."""
         return self._tries.count
 
     def notes(self) -> list[str]:
@@ -88,7 +90,7 @@ class Patience:
         return [f"saving {_name(*self._of)} took {self._tries.count + 1} tries, since the first failed: {self._first}"]
 
     def _pause_s(self, failure: Failure) -> float | None:
-        # Its data is freed now, so the next try is likely to have room.
+        # The data of the failed try was freed, so the next try is likely to have room.
         if self.freed_by_end and failure == "space" and not self._tries.count:
             self._tries.count += 1
             return 0.0
@@ -97,15 +99,15 @@ class Patience:
         return self._tries.pause_s(failure, self._effective(), now_s, end_s)
 
     def _effective(self) -> SavePatience:
-        # Not earlier: a successful save must not read the settings for this.
+        # The settings are read only after a failure, so that a successful save does not read them.
         patience = self._asked.over(save_patience_of(self._context.layout))
         if process_end_s() == math.inf or patience.try_for_s is not None:
             return patience
-        # A later save has no better chance, so this one retries until the process is killed.
+        # The process will be killed soon, and no later save would have a better chance. Therefore retry until then.
         return SavePatience(try_for_s=max(0.0, process_end_s() - self._tries.began_s))
 
     def _tell(self, error: CkstoreError | OSError, failure: Failure, pause_s: float) -> None:
-        """Record a failed try, and log the first one that waits long, since the others would be the same."""
+        """Record a failed try in the journal, and log only the first one that is followed by a long wait."""
         self._context.totals.tried_again()
         cause = error.__cause__ if isinstance(error.__cause__, OSError) else error
         why = why_of(cause)

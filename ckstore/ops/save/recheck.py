@@ -1,11 +1,12 @@
 """Read a share of the blobs that a save reuses from the disk, to detect rot while the right bytes are available.
 
-A hit is accepted by size and time, which rot does not change. Therefore each save compares some of its hits, those read
-longest ago first (`model/settings/recheck`). A blob that differs is not a hit: the save writes the bytes and heals the
-blob in every checkpoint that has it.
+A hit is a stored blob that a save reuses instead of writing its bytes. A blob is accepted as a hit by its size and
+modification time, which rot does not change. Therefore each save also compares the bytes of some hits, beginning with
+those that were read longest ago (`model/settings/recheck`). If a blob differs, the save does not reuse it: it writes
+the bytes, and heals the blob in every checkpoint that has it.
 
-The blobs to read are chosen before the first chunk is hashed, from the blobs of the last checkpoint of the run, so that
-the hashing threads read them. Hits that were not foreseen are chosen when all of them are known.
+The blobs to read are chosen from the last checkpoint of the run before the first chunk is hashed, so that the hashing
+threads can read them. Among the hits that are not in that checkpoint, blobs are chosen when all hits are known.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from ckstore.ops.context import Context
 from ckstore.ops.events import note
 
 _SHARE_OF_TIME = 1 / 4
-"""The share of the time since the save began that all threads together may read: that of one in four threads."""
+"""The maximum total reading time of all threads, as a share of the time since the save began."""
 
 
 class Recheck:
@@ -47,9 +48,9 @@ class Recheck:
         self._staging = staging
         self.run = run
         self._everything = share == 1
-        # A pack may be larger than the pieces that the state uses, so a share of 1 has no budget that could be too
-        # small.
-        # Two budgets of one size: foreseen hits must not use up the budget of unforeseen ones.
+        # A share of 1 has no limit: packs may be larger than the pieces of the state in them, so a limit computed from
+        # the size of the state could be too small.
+        # There are two budgets of the same size, so that foreseen hits cannot use up the budget of unforeseen ones.
         self._budget_bytes = self._unforeseen_bytes = (
             sys.maxsize if self._everything else recheck_bytes(state_bytes, share)
         )
@@ -63,11 +64,11 @@ class Recheck:
         self._read: dict[str, Reading] = {}
 
     def _foreseen(self) -> Iterable[Reading]:
-        """Return the blobs that this save will mostly reuse: those of the last checkpoint of the run."""
+        """Return the blobs of the last checkpoint of the run, most of which this save will reuse."""
         if not self._budget_bytes:
             return ()
         run, readings = self._context.known.relied_on
-        # The previous save of this process kept them, so the trainer does not wait for the catalog.
+        # The previous save of this process remembered them, so the trainer need not wait for the catalog.
         if run == self.run:
             return readings
         try:
@@ -76,19 +77,24 @@ class Recheck:
             return ()
 
     def _to_do(self, reading: Reading) -> Reading:
-        """Return the rest of a partial reading; if everything is to be read, it begins again."""
+        """Return where to continue a partial reading. If everything must be read, the reading starts over."""
         return replace(reading, read_to=0) if self._everything else reading
 
     def foresaw(self, digest: str) -> bool:
-        """Whether the blob was considered in the first choice."""
+        """Whether the blob was considered when the first blobs to read were chosen."""
         return not self._budget_bytes or digest in self._known
 
     def add(self, hits: Mapping[str, int], *, whole: bool) -> None:
-        """Choose among unforeseen hits, digest -> size; `whole` if their bytes are not available in one sequence."""
+        """Choose which unforeseen hits to read.
+
+        Args:
+            hits: The sizes in bytes of the unforeseen hits, by digest.
+            whole: Whether each blob must be read completely, because its bytes are not available in one sequence.
+        """
         if self._unforeseen_bytes <= 0 or not hits:
             return
         readings = {digest: Reading(digest, nbytes, whole=whole) for digest, nbytes in hits.items()}
-        with suppress(CatalogUnavailable):  # then all count as never read
+        with suppress(CatalogUnavailable):  # then all hits count as never read
             for reading in self._context.catalog.readings(hits):
                 readings[reading.digest] = self._to_do(replace(reading, nbytes=hits[reading.digest], whole=whole))
         with self._mutex:
@@ -100,16 +106,17 @@ class Recheck:
     # ------------------------------------------------------------------------------------------- read
 
     def agrees(self, digest: str, bytes_of: Callable[[int, int], memoryview], *, believed: bool = False) -> bool:
-        """Whether a claimed blob can be reused: it is not due to be read, or the disk has these bytes.
+        """Whether a claimed blob can be reused, because it is not due to be read or has the right bytes on the disk.
 
         Args:
             digest: The blob.
-            bytes_of: Returns the bytes that the blob should have between two offsets. They may be those of a live
-                tensor: if they differ, the blob is compared with its digest.
-            believed: The digest was inferred from evidence. If the bytes differ, the blob cannot be used for them.
+            bytes_of: Returns the bytes that the blob should have between two offsets. They may come from a live tensor
+                that is changing. Therefore, if they differ, the blob is compared with its digest.
+            believed: Whether the digest was inferred from a fingerprint and not computed from these bytes. If so, a
+                blob whose bytes differ cannot be reused.
         """
         part = self._due.get(digest)
-        # Skipping is safe: an unread blob is older at the next save, and is chosen first then.
+        # Skipping a blob is safe: its last reading is older at the next save, so it is chosen first.
         if part is None or not self._may_go_on():
             return True
         begun_s = time.monotonic()
@@ -126,26 +133,25 @@ class Recheck:
                 go_on=self._may_go_on,
             )
         except OSError as error:
-            # A lack of descriptors or memory is a problem of this process. Treating the blob as damaged would write it
-            # again for nothing.
+            # A lack of descriptors or memory is a problem of this process and does not mean that the blob is damaged.
             if error.errno in files.NO_MEANS:
                 raise
             stopped_at = None
         self._took(begun_s, (part.stop if stopped_at is None else stopped_at) - part.start)
-        # The tensor may have changed meanwhile, so the blob counts as damaged only if its own digest differs.
+        # The tensor may have changed meanwhile, so the blob counts as damaged only if its bytes do not match its name.
         if stopped_at is None:
             return self.is_right(digest, self._known[digest].nbytes) and not believed
         self._note(after(self._known[digest], part, stopped_at, time.time_ns()))
         return True
 
     def agrees_whole(self, digest: str) -> bool:
-        """As `agrees`, by the digest of the whole blob."""
+        """Whether a claimed blob can be reused, as `agrees`, but by the digest of the whole blob."""
         if digest not in self._due or not self._may_go_on():
             return True
         return self.is_right(digest, self._known[digest].nbytes)
 
     def is_right(self, digest: str, nbytes: int) -> bool:
-        """Whether the staged blob on the disk matches its name, by reading all of it. If not, no save reuses it."""
+        """Read a staged blob from the disk; return whether it matches its name, and otherwise record it as damaged."""
         begun_s = time.monotonic()
         buffer = aligned_buffer(min(READ_BYTES, -(-nbytes // GRAIN_BYTES) * GRAIN_BYTES + GRAIN_BYTES))
         try:
@@ -165,8 +171,8 @@ class Recheck:
         return True
 
     def _may_go_on(self) -> bool:
-        """Whether reading may take more time: a slow disk reads less, but never less than `LEAST_BYTES`."""
-        # A share of 1 means that everything is read, regardless of the time.
+        """Whether to go on reading: the time is limited, but at least `LEAST_BYTES` are read even from a slow disk."""
+        # With a share of 1, everything is read, regardless of the time.
         with self._mutex:
             allowed_s = _SHARE_OF_TIME * (time.monotonic() - self._began_s)
             return self._everything or self._read_bytes < LEAST_BYTES or self._spent_s <= allowed_s
@@ -183,13 +189,13 @@ class Recheck:
     # ----------------------------------------------------------------------------------- when it is done
 
     def readings(self) -> dict[str, tuple[int, int]]:
-        """Return the readings for the catalog to record: of blobs that were read, and of written ones."""
+        """Return when each blob that this save read or wrote was last read, and up to which offset, for the catalog."""
         now_ns = time.time_ns()
         read = {digest: (reading.read_ns, reading.read_to) for digest, reading in self._read.items()}
         return {**read, **dict.fromkeys(self._staging.written, (now_ns, 0))}
 
     def remember(self, blobs: Iterable[BlobRecord], packs: set[str]) -> None:
-        """Keep the blobs that the next save of the run will reuse, in this process."""
+        """Remember in this process the blobs that the next save of the run will reuse."""
         now_ns = time.time_ns()
         kept = []
         for blob in blobs:
@@ -202,12 +208,12 @@ class Recheck:
     def warnings(self) -> list[str]:
         """Return a sentence for each damaged blob, and mark checkpoints with a blob that could not be healed.
 
-        Call it after the commit. It raises nothing.
+        Call this method after the commit. Errors become part of the sentences.
         """
         return [self._warning(digest, problem) for digest, problem in self.damaged.items()]
 
     def _warning(self, digest: str, problem: str) -> str:
-        # The save had the right bytes, and `put` replaced every link to the damaged blob.
+        # The save had the right bytes, and `Staging.put` replaced every link to the damaged blob.
         if digest in self._staging.written:
             note(self._context, "healed", (self.run, None), nbytes=self._staging.written[digest], why=problem)
             return (
@@ -233,8 +239,8 @@ class Recheck:
         layout = self._context.layout
         hurt = []
         with Verifier(self._context) as checker:
-            # Check every checkpoint, not the list of the catalog: only directories say which ones link to the damaged
-            # inode.
+            # Check every directory instead of asking the catalog, which does not record which checkpoints link to the
+            # damaged inode.
             for key, _ in sorted(layout.published()):
                 status = dirfd_stat.find(layout.checkpoint(key) / BLOBS / digest)
                 if status is None:

@@ -1,12 +1,13 @@
 """Data that a save need not read: storages of an earlier checkpoint, and chunks with unchanged fingerprints.
 
-Storages that the caller names as unchanged are not read again: their blobs are claimed by the names in the manifest of
-the earlier checkpoint. A sample of the chunks is available and is hashed. If a chunk differs from that checkpoint,
-nothing is saved.
+If the caller names storages as unchanged, the save does not read them: it claims their blobs by the digests in the
+manifest of the earlier checkpoint. Only a sample of their chunks is available, and the save hashes these chunks. If one
+of them differs from the earlier checkpoint, nothing is saved.
 
-A chunk in another memory space, such as that of a GPU, has a fingerprint from when it was last read. A fingerprint is
-evidence and not a name: if it is unchanged, the save uses a digest of bytes that this process has read. The share of
-hits that each save reads again is also compared with the live bytes (`recheck`).
+If a chunk is in another memory space, such as that of a GPU, its fingerprint is taken when the chunk is read. If a
+later save finds the same fingerprint, it uses the digest that this process computed at the last reading. A fingerprint
+is never the name of a blob. Because it could be wrong, the share of reused blobs that each save reads again is also
+compared with the live bytes (`recheck`).
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class RecordedChunk(NamedTuple):
 
 
 class RecordedSource:
-    """A storage of an earlier checkpoint; a `ByteSource` whose bytes are not requested."""
+    """A storage of an earlier checkpoint, as a `ByteSource` whose bytes must not be requested."""
 
     space = None
 
@@ -57,15 +58,16 @@ class RecordedSource:
         # `name` and `nbytes`: as in `ByteSource`.
         self.name = name
         self.nbytes = chunks[-1].stop
-        self.chunks = chunks  # its pieces, one after another
+        self.chunks = chunks  # the pieces of the storage, in order
         self.base = base  # the checkpoint, as ``RUN@STEP``
-        self.copied_in = copied_in  # the checkpoint for which all of it was last copied
+        self.copied_in = copied_in  # the checkpoint for which the whole storage was last copied
         self._samples = samples
-        self._is_named = is_named  # whether the caller named it as unchanged, instead of its fingerprint
+        # Whether the caller named the storage as unchanged. Otherwise its fingerprint is unchanged.
+        self._is_named = is_named
 
     def view(self, start: int, stop: int) -> memoryview | None:
         """Raise, since the bytes are not available."""
-        # The trainer never copied them: hashing the memory of an earlier save would store wrong data.
+        # The trainer has not copied these bytes, so the shared memory may still have those of an earlier save.
         raise SaveFailed(f"the bytes {start} to {stop} of {self.name} are not available", hint=NEXT)
 
     def read_into(self, start: int, stop: int, out: memoryview) -> None:  # noqa: ARG002
@@ -79,7 +81,8 @@ class RecordedSource:
     def check(self, chunk: RecordedChunk, algorithm: Algorithm) -> None:
         """Compare a chunk with its current bytes, if they are available."""
         data = self._samples.get(chunk.start)
-        # One chunk in 32 is available, another one each time, so 32 saves compare all (docs/explanation/async.md).
+        # One chunk in 32 is available, and each save has others, so 32 saves compare all chunks
+        # (docs/explanation/async.md).
         if data is None or algorithm.digest(data) == chunk.piece:
             return
         since = "" if self.copied_in == self.base else f"; checkpoints after {self.copied_in} may have old bytes of it"
@@ -99,7 +102,7 @@ def state_changed(name: str) -> StateChanged:
 
 
 Key = tuple[str, int, int, int]
-"""The name of a source, how many sources before it have that name, and its start and stop."""
+"""The name of a source, the number of earlier sources with that name, and the start and stop of a chunk in bytes."""
 
 
 class FingerprintedChunks:
@@ -114,7 +117,7 @@ class FingerprintedChunks:
         counts: Counter[str] = Counter()
         self._numbers: dict[int, int] = {}
         for source in sources:
-            # Parts of one tensor, as saved by ranks, have one name.
+            # Several sources may have one name: ranks save parts of one tensor.
             self._numbers[id(source)] = counts[source.name]
             counts[source.name] += 1
         chunk_bytes = context.settings.chunk_bytes
@@ -126,7 +129,7 @@ class FingerprintedChunks:
             self._chunks += [(source, start, min(start + step, source.nbytes)) for start in starts]
         self._keys = [self._key(*chunk) for chunk in self._chunks]
         self._before = self._fingerprints()
-        # Removed until this save has succeeded: after a failed save everything is read.
+        # Remove the fingerprints until this save has succeeded, so that everything is read after a failed save.
         seen = context.known.chunk_fingerprints.pop(run, {})
         pairs = zip(self._keys, self._before, strict=True) if self._before else ()
         self._known = {key: seen[key][1] for key, found in pairs if key in seen and seen[key][0] == found}
@@ -138,11 +141,11 @@ class FingerprintedChunks:
         return id(source) in self._numbers
 
     def known(self, source: ByteSource, start: int, stop: int) -> str | None:
-        """Return the digest that these bytes had when they were last read, or None if they changed."""
+        """Return the digest of these bytes from their last reading, or None if the fingerprint is new or changed."""
         return self._known.get(self._key(source, start, stop))
 
     def claimed(self, source: ByteSource, start: int, stop: int, digest: str) -> None:
-        """Record that bytes are saved under that digest without being read."""
+        """Record that bytes are saved with a known digest and without being read."""
         self.read(source, start, stop, digest)
         with self._mutex:
             self.claimed_bytes += stop - start
@@ -154,7 +157,7 @@ class FingerprintedChunks:
                 self._digests[self._key(source, start, stop)] = digest
 
     def digests(self, batch: Sequence[ByteSource]) -> list[str]:
-        """Return the digests of small sources. Unknown ones are read from the memory space in few transfers."""
+        """Return the digests of small sources. Sources without a known digest are read in few transfers."""
         found = {i: known for i, one in enumerate(batch) if (known := self.known(one, 0, one.nbytes)) is not None}
         wanted = [i for i, one in enumerate(batch) if i not in found and self.covers(one)]
         fetched = dict(zip(wanted, self._space.fetch([batch[i] for i in wanted]), strict=True)) if wanted else {}
@@ -172,7 +175,7 @@ class FingerprintedChunks:
         return digests
 
     def settle(self) -> None:
-        """Keep the digests for the next save.
+        """Check that the memory space did not change during the save, and keep the digests for the next save.
 
         Raises:
             StateChanged: The bytes in the memory space changed during the save.

@@ -15,12 +15,12 @@ from ckstore.ops.refs.protection import held
 
 
 def restore_blobs(context: Context, info: CheckpointInfo, manifest: Manifest, staging: Staging) -> bool:
-    """Link the staged blobs into a checkpoint, which remains listed and readable meanwhile.
+    """Link the staged blobs into a checkpoint. Meanwhile, the checkpoint remains listed and readable.
 
     The caller updates the catalog.
 
     Returns:
-        Whether all of its blobs are local now.
+        Whether all blobs of the checkpoint are local now.
     """
     with held(context, info) as lock:
         own = lock.inside / BLOBS
@@ -29,11 +29,11 @@ def restore_blobs(context: Context, info: CheckpointInfo, manifest: Manifest, st
             staged = staging.path_of(blob.digest)
             if not dirfd_stat.exists(staged):
                 continue
-            with suppress(FileExistsError):  # the checkpoint has the blob
-                if not links.try_link(staged, own / blob.digest):  # the file cannot have more links: copy it
+            with suppress(FileExistsError):  # the checkpoint already has the blob
+                if not links.try_link(staged, own / blob.digest):  # the file has the maximum number of links: copy it
                     data = files.read_file(staged, most_bytes=dirfd_stat.status(staged).st_size, is_blob=True)
                     files.create_blob(own / blob.digest, memoryview(data))
-        # Durable before elsewhere.json is removed: otherwise a power cut could leave neither the blobs nor the record
-        # of the remote that has them.
+        # Sync the blobs before elsewhere.json is removed, so that a power cut cannot leave the checkpoint without both
+        # the blobs and the record of the remote that has them.
         files.sync_directory(own)
         return end_restore(lock, manifest)

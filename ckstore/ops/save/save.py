@@ -1,15 +1,15 @@
-"""Save: the protocol of the design in one module. Format: docs/format/v1.md, "Durability".
+"""Save a state as a checkpoint, in the steps of the save protocol. Format: docs/format/v1.md, "Durability".
 
-1. create and lock a staging directory, and refuse early if the filesystem has no room
-2. hash each chunk, and claim it by a link, or
-3. write it, make it durable, offer it by a link                    (ops.save.save.write)
-4. write the manifest, and make the staging directory durable
-5. rename it to its name, and make the parents durable (the commit) (objects.publish)
-6. tags, catalog
-7. retention and other subscribers, after which the save returns    (ops.save.subscribers)
+1. Create and lock a staging directory, and refuse early if the filesystem has no room.
+2. Hash each chunk. If the store has its blob, claim the blob by a link.
+3. Otherwise write the blob, make it durable, and link it into the store.     (ops.save.write)
+4. Write the manifest, and make the staging directory durable.
+5. Commit: rename the staging directory, and make the parents durable.        (objects.publish)
+6. Write the tags and the rows of the catalog.
+7. Call retention and the other subscribers; then the save returns.           (ops.save.subscribers)
 
-Until the rename nothing is visible, and a crash leaves a staging directory that the next opener moves to trash. After
-the rename the save does not fail any more, and the next opener completes whatever is unfinished.
+Until the rename, nothing is visible, and a crash leaves a staging directory that the next opener moves to trash. After
+the rename, the save cannot fail any more, and the next opener completes unfinished steps.
 """
 
 from __future__ import annotations
@@ -96,9 +96,10 @@ if TYPE_CHECKING:
     from ckstore.objects.publish import IfExists, Outcome, Rule
     from ckstore.ops.context import Origin
 
-# The save is durable already: a locked catalog must not delay the trainer, since the next opening adds the row.
+# The save is already durable, and the next opening adds the row. Therefore a locked catalog must not delay the trainer.
 CATALOG_TIMEOUT_S = 5.0
-# Each try is lost to another process that published a step. More tries than this are an endless loop and not a race.
+# A try fails if another process publishes the same step first. So many failures in a row would not be a race but an
+# endless loop.
 _AUTO_STEP_TRIES = 100
 _MARK_S = 8e-6  # the time to check one checkpoint for a mark
 
@@ -114,10 +115,11 @@ class Request:
     if_exists: IfExists
     progress: Progress | None = None
     patience: AskedPatience = AS_SET
-    # The parent that the caller names, with the id in `about`; None for what the process last loaded or saved.
+    # The parent that the caller names, whose id is in `about`. If None, the checkpoint that the process last loaded or
+    # saved.
     parent: Parent | None = None
     if_run_in_use: IfRunInUse = "append"
-    at_call: ParentAtCall | None = None  # of a save that runs after its call has returned
+    at_call: ParentAtCall | None = None  # the parent at the call, for a save that runs after its call has returned
 
     def continued(self, context: Context) -> Parent | None:
         """Return the parent of the save, or None if this process knows none."""
@@ -142,7 +144,7 @@ class Request:
 
 def save(context: Context, state: object, request: Request) -> CheckpointInfo:
     """Save `state` durably; see `ckstore.Store.save`."""
-    # First, before the state is walked and anything is staged: an invalid tag must not cost a save of minutes.
+    # Check the arguments before the state is walked or staged, so that an invalid tag does not cost minutes of work.
     request.check()
     context.check_writable()
     with python_gc_paused():
@@ -159,14 +161,16 @@ def save_captured(
     context: Context, captured: Captured, request: Request, is_tried_again: Callable[[BaseException], bool] = _never
 ) -> CheckpointInfo:
     """Save a captured state or captured files. The request is checked already; `is_tried_again` as in `save_staged`."""
-    checks = cache(partial(save_checks_or_all, context.layout))  # read once, where an error counts as one of the save
+    # The settings are read once, at the first use below, where an error counts as an error of the save.
+    checks = cache(partial(save_checks_or_all, context.layout))
 
     def stage(staging: Staging, notes: list[str]) -> StagedCheckpoint:
-        # Inside the staging, since what it finds is claimed there: gc must not take it between this look and the save.
+        # The check needs the staging directory, because it claims the blobs that it finds: gc must not delete them
+        # between the check and the save.
         notes += check_space(context, staging, captured)
         state_bytes = sum(source.nbytes for source in captured.sources)
-        # Damaged settings may have asked for every check, so all are made. Raising would stop a training because of a
-        # config file.
+        # Damaged settings may have requested every check, so all checks are made. An error would stop a training
+        # because of a config file.
         if (error := checks().unread) is not None:
             reason = why_of(error)
             notes.append(f"the settings cannot be read, so this save reads again every blob that it reuses: {reason}")
@@ -187,17 +191,18 @@ class StagedCheckpoint:
     draft: Manifest  # the manifest without its step and its sequence number
     texts: StateTexts  # the texts of its leaves and state
     readings: Callable[[], dict[str, tuple[int, int]]] = dict  # when its blobs were last read, for the catalog
-    warnings: Callable[[], Sequence[str]] = tuple  # warnings from these readings
-    by_others: bool = False  # its names and values come from other programs, so it is parsed strictly before publishing
-    # Bytes of it that were not read; None if that is not known, as for parts that several ranks staged.
+    warnings: Callable[[], Sequence[str]] = tuple  # warnings about blobs that were read again
+    # Whether its names and values come from other programs, so that the manifest is parsed strictly before publishing.
+    by_others: bool = False
+    # How many bytes of the state were not read; None if unknown, as for parts that several ranks staged.
     kept_bytes: int | None = None
     counted: Counted | None = None  # the count of checkpoints from the catalog, if it was queried for pieces
     parent: Parent | None = None  # the checkpoint that it continues
-    least_sequence: int | None = None  # the least sequence number by the settings; None if they were not read for it
+    least_sequence: int | None = None  # the least sequence number by the settings; None if they were not read
     judged: HealthVerdict | None = None  # the facts about its tensors; None if they were not checked
 
     def counters(self, staging: Staging, retry_count: int) -> SaveCounters | None:
-        """Return what the save that made this did, without times; None if that is not known."""
+        """Return how many bytes and blobs the save hashed, reused and wrote, or None if this is not known."""
         if self.kept_bytes is None:
             return None
         written_count = sum(blob.digest in staging.written for blob in self.draft.blobs)
@@ -226,22 +231,23 @@ def save_staged(
         request: The arguments, checked already.
         create: Creates and locks the directory.
         stage: Called with the directory and the notes to the user, to which it may add.
-        watch: Called during the save. If None, that of the store.
-        is_tried_again: Whether the caller retries after an error.
+        watch: Called during the save. If None, the watch of the store.
+        is_tried_again: Returns whether the caller retries after an error.
     """
     watch = watch or context.watch
-    # Before anything is written: the user learns it from the first save, and not from a power cut.
+    # Warn at the first save, before anything is written, so that the user does not learn it from a power cut.
     tell_not_durable(context.not_durable_because, context.settings)
     patience = Patience(context, (request.run, request.step), request.patience, watch)
     with _telling_failure(context, request, is_tried_again):
         made = patience.run(lambda: _publish_once(context, request, create, stage, watch, patience))
-    # Outside the retries: a committed save is never retried, or a step that the store chose would be saved twice.
+    # These steps are outside the retries: if a committed save were retried, and the store had chosen its step, the
+    # state would be saved twice.
     return _finish(context, request, made, watch, patience.count)
 
 
 @dataclass(frozen=True, slots=True)
 class _CommittedSave:
-    """A save that is committed, or needs no commit, with the facts for the steps that follow."""
+    """A save that is committed or needs no commit, with the data for the steps after the commit."""
 
     staging: Staging
     staged: StagedCheckpoint
@@ -260,12 +266,12 @@ def _publish_once(  # noqa: PLR0917
     watch: SaveWatch,
     patience: Patience,
 ) -> _CommittedSave:
-    """Make one try; after an error, nothing is left that another try would use."""
+    """Try once to stage and publish the save. After an error, the staging directory is discarded."""
     act_name = f"saving {request.run}@{'next step' if request.step is None else request.step}"
     notes = patience.notes()
     laps = PhaseTimer()
     with failing_as_save(context, act_name):
-        # Inside `failing_as_save`: a full disk fails at this mkdir first, and must raise `InsufficientSpace`.
+        # On a full disk, this mkdir fails first. Inside `failing_as_save`, it raises `InsufficientSpace`.
         staging = create()
         try:
             watch.staged()
@@ -273,7 +279,7 @@ def _publish_once(  # noqa: PLR0917
             staged = stage(staging, notes)
             laps.end("storing_s")
             manifest, manifest_id, outcome = _publish(context, staging, staged, request, notes, laps, watch)
-            # Before the save is acknowledged: the staged blobs may be the only good copy of the evicted ones.
+            # Restore them before the save is acknowledged: the staged blobs may be the only good copy of evicted blobs.
             if outcome.existing is not None and not outcome.existing.is_local:
                 notes += _restored(context, staging, manifest, outcome.existing)
             laps.end("publishing_s")
@@ -288,7 +294,7 @@ def _finish(
     context: Context, request: Request, made: _CommittedSave, watch: SaveWatch, retry_count: int
 ) -> CheckpointInfo:
     """Write tags and catalog rows, drop replaced checkpoints, and call the subscribers, all after the commit."""
-    # From here on the save does not fail. Errors become notes, since a caller that gets an error would save again.
+    # The save is committed, so errors become notes: a caller that got an error would save again.
     staging, staged, outcome, notes = made.staging, made.staged, made.outcome, made.notes
     is_own = outcome.existing is None
     published = outcome.existing or Published(
@@ -296,38 +302,43 @@ def _finish(
     )
     manifest = published.manifest
     if is_own:
-        # Otherwise the next save would list the run again: 12 ms for 10,000 checkpoints.
+        # Without this, the next save would list the run again, which takes 12 ms for 10,000 checkpoints.
         context.known.directories.changed(outcome.key, staging.inode, outcome.change)
     elif manifest.content != made.manifest.content:
         notes.append(
             f"{manifest.name} of {manifest.created} has other content and was kept, "
             "so the state of this step is not saved"
         )
-    # Before tags and retention: if the saver dies in those, its trainer knows that the save itself succeeded.
+    # Notify the trainer before tags and retention: if the saver process dies there, the trainer knows that the save
+    # succeeded.
     committed = CheckpointInfo.of(manifest, published.manifest_id, directory=published.key.directory)
     try:
         watch.committed(replace(committed, durable=context.durable))
     except (CkstoreError, OSError) as error:
         notes.append(f"{committed.name} is saved, but waiting processes could not be notified: {why_of(error)}")
     try:
-        # Tags first: the catalog reads them from `refs/`, and retention below must know what they protect.
+        # Write the tags first: the catalog reads them from `refs/`, and retention must know which checkpoints they
+        # protect.
         tags = _tag(context, published, request.tags, notes, is_durable=is_own)
         info = info_of(context, manifest, published.manifest_id, tags=tags, key=published.key)
-        # After the tags: an older checkpoint that lost its tag to the new one is no longer protected.
+        # Drop older checkpoints after the tags are written: one whose tag moved to the new checkpoint is no longer
+        # protected.
         notes += drop_older(context, info, outcome.older)
         why_not_catalogued = _catalogue(context, (published.key, *outcome.older), published if is_own else None, staged)
     finally:
-        # The staging of equal content was not renamed. Its claims would keep blobs until the next opener.
+        # If the store already had the content, the staging directory was not renamed. Its links would keep blobs until
+        # the next process opens the store.
         if not is_own:
             reclaim.discard(context, staging)
-        # L2: held until now, so that no other process drops the checkpoint before its tags and rows exist.
+        # L2: this lock was held until now, so that no other process could drop the checkpoint before its tags and rows
+        # exist.
         staging.lock.release()
     before = context.known.last_parents.get(manifest.run, context.known.last_parents.get(""))
     if before is not None and before.origin == "lost" and manifest.description.parent is None:
         notes.append(f"{manifest.name} has no parent because the preceding load failed midway. Set it with parent=")
     if is_own and (news := changed_configuration(context, manifest, staged.parent)):
         notes.append(news)
-    # Not for an equal checkpoint of another training, which this save does not belong to.
+    # If the existing checkpoint with equal content belongs to another training, the next save must not continue it.
     if made.manifest.training == manifest.training:
         continue_saved(context, info, request.at_call)
     if outcome.older:
@@ -345,7 +356,7 @@ def _finish(
             "opening of the store adds it"
         )
     origin: Origin = "existing" if not is_own else "replaced" if outcome.older else "saved"
-    # Last: retention must see the new checkpoint with its tags, and may fail without harming it.
+    # Call the subscribers last: retention must see the new checkpoint with its tags, and may fail without harming it.
     return tell_subscribers(
         Publication(
             context,
@@ -363,7 +374,7 @@ def _restored(context: Context, staging: Staging, manifest: Manifest, existing: 
     if existing.manifest.content != manifest.content:
         return []
     info = info_of(context, existing.manifest, existing.manifest_id, tags=(), key=existing.key)
-    with suppress(PermissionError):  # it belongs to another member
+    with suppress(PermissionError):  # the checkpoint belongs to another member of the group
         if restore_blobs(context, info, existing.manifest, staging):
             return []
     return [f"{info.name} was saved before with the same content, but its data is on a remote and not in this store"]
@@ -375,8 +386,8 @@ def _stage_captured(
     parent = request.continued(context)
     description = described(request.about, parent)
     before = lineage_of(context, request.run, description.parent) if health_share else None
-    # Files may come from an adversary who chose bytes with colliding digests. The digests of a state are determined by
-    # the training, and are not made to collide.
+    # Blobs are compared byte by byte only for files, which may come from an adversary who chose bytes with colliding
+    # digests. The bytes of a state result from training and are not chosen to collide.
     stored = store_sources(
         context,
         staging,
@@ -386,12 +397,13 @@ def _stage_captured(
         progress=request.progress,
         health=check_of(captured, CountedPieces() if before is None else before.counted, health_share),
     )
-    # The check costs 4 to 8 µs per checkpoint, so in a large store it pauses between saves (`DutyCycle`).
+    # Looking for marks takes 4 to 8 µs per checkpoint, so in a large store not every save does it (`DutyCycle`).
     expected_s = context.known.directories.known_count * _MARK_S
     staging.heal_marked(
         context.known.marks_duty.do(lambda: [*marks.marked(context.layout)], expected_s=expected_s) or ()
     )
-    # After the last byte was read: torch's counter of writes detects a tensor that changed between two of its chunks.
+    # Check this after the last byte was read: torch's counter of writes detects a tensor that changed between the
+    # reads of two of its chunks.
     changed = captured.first_changed()
     if changed is not None:
         raise state_changed(changed)
@@ -431,7 +443,8 @@ def _publish(  # noqa: PLR0917
 ) -> tuple[Manifest, str, Outcome]:
     step = request.step
     if step is None:
-        # The highest, not the newest: after a resume the newest may be a lower step, and the next one would collide.
+        # Use the highest step and not that of the newest checkpoint: after a resume from an earlier checkpoint, the
+        # newest may have a lower step, and the step after that may exist.
         known = context.known.directories.look(context.layout).get(request.run)
         step = _step_after(max((key.step for key in known.published), default=-1) if known else -1, request.run)
     # Another process may publish the step between the check and the rename; each try takes the next number.
@@ -441,27 +454,30 @@ def _publish(  # noqa: PLR0917
         sequence = max(least, next_sequence(context, counted, staged.least_sequence))
         manifest = replace(staged.draft, step=step, sequence=sequence)
         manifest_id, data = render(manifest, context.algorithm, staged.texts)
-        # Readers refuse a larger manifest, so such a save would be acknowledged and never load.
+        # Readers refuse a larger manifest, so the save would be acknowledged but could never be loaded.
         if len(data) > MANIFEST_MAX_BYTES:
             size, most = sizes_apart(len(data), MANIFEST_MAX_BYTES)
             reason = f"its manifest would have {size}, at most {most} can be read"
             raise CannotStore("", reason, hint="keep long lists of numbers in tensors or arrays")
-        # Names and values of foreign files: a manifest that the strict parser refuses must fail now and not at the
-        # load.
+        # The manifest contains names and values from foreign files. If the strict parser refuses it, the save must fail
+        # now and not the load.
         if staged.by_others:
             parse_manifest(data, where=f"the manifest of {request.run}@{step}")
-        # `seal` fsyncs the manifest, then the two directories: N1, the rename may only expose a complete checkpoint.
+        # N1: the rename may only expose a complete checkpoint, so `seal` fsyncs the manifest and then the two
+        # directories.
         watch.syncing()
         staging.seal(data)
-        # By its descriptor, before the rename: later another process may have replaced the directory at that path.
+        # Use the descriptor, before the rename: afterwards another process may replace the directory at that path.
         context.known.manifests.remember(file_stamp(staging.lock.fd), manifest, manifest_id)
         if staged.judged is not None:
             context.known.remember_lineage(manifest.run, staged.judged.of_published(manifest, manifest_id))
         try:
-            # A step that the store chose never counts as the same save, even with equal content (docs/adr/0003).
+            # If the store chose the step, an existing checkpoint at that step is never accepted as this save, even if
+            # its content is equal (docs/adr/0003).
             rule: Rule = "taken" if request.step is None else request.if_exists
             laps.end("sealing_s")
-            # The trainer is asked last: if it refuses or has given up, the rename must not happen (docs/adr/0014).
+            # Ask the trainer immediately before the rename, which must not happen if the trainer refuses or has given
+            # up (docs/adr/0014).
             watch.publishing(step)
             watch.sealed(staging, manifest, rule)
             runs = publishing.KnownRuns(context.known.synced_runs, context.of_step)
@@ -524,25 +540,25 @@ def _tag(
 ) -> tuple[str, ...]:
     """Point the tags to a published checkpoint, and return the tags that it has.
 
-    A tag that could not be made durable is not returned; `notes` gets the reason.
+    A tag that could not be written is not returned, and the reason is added to `notes`.
     """
     failed: set[str] = set()
     try:
         if tags:
             info = CheckpointInfo.of(published.manifest, published.manifest_id, directory=published.key.directory)
-            # L2: without the lock, another process could drop the checkpoint between the check of its id and the
-            # symlink.
+            # L2: without the lock, another process could drop the checkpoint after its id was checked and before the
+            # symlink is created.
             with held(context, info, is_durable=is_durable):
                 for tag in tags:
                     try:
                         write_tag(context.layout, tag, published.key)
-                    # Try each tag: one that fails must not prevent the others.
+                    # A tag that fails must not prevent the others.
                     except OSError as error:
                         failed.add(tag)
                         notes.append(_untagged(published.manifest, tag, describe_os_error(error)))
         found = tags_by_checkpoint(context.layout).get(published.key.any_generation, ())
         return tuple(tag for tag in found if tag not in failed)
-    except (CkstoreError, OSError) as error:  # as when it is being dropped: a tag would name nothing
+    except (CkstoreError, OSError) as error:  # for example, another process is dropping the checkpoint
         reason = why_of(error)
         notes.extend(_untagged(published.manifest, tag, reason) for tag in tags if tag not in failed)
         return ()
@@ -554,11 +570,11 @@ def _untagged(manifest: Manifest, tag: str, reason: str) -> str:
 
 
 def _catalogue(context: Context, keys: Iterable[CheckpointKey], own: Published | None, staged: StagedCheckpoint) -> str:
-    """Update the catalog within a deadline; return why that failed, or an empty string."""
+    """Update the catalog within a deadline; return the reason if that fails, and an empty string otherwise."""
 
     def look_at(key: CheckpointKey) -> Published | None:
         if own is not None and key == own.key and context.layout.stamp(key) == own.stamp:
-            return own  # unchanged since its publication, so it need not be read back
+            return own  # the directory is unchanged since its publication, so it need not be read
         return look(context.layout, key).published
 
     try:
@@ -569,11 +585,11 @@ def _catalogue(context: Context, keys: Iterable[CheckpointKey], own: Published |
                 timeout_s=CATALOG_TIMEOUT_S,
                 tags=context.layout.tags,
                 readings=staged.readings(),
-                # No fsync for an index: after a power cut the directories are authoritative, and the next opening adds
-                # the row.
+                # The catalog is only an index and needs no fsync: after a power cut, the next opening adds the row from
+                # the directory.
                 durable=False,
             )
-    except (CkstoreError, OSError) as error:  # the next opening catches up, and reports if it cannot
+    except (CkstoreError, OSError) as error:  # the next opening adds the missing rows, or reports why it cannot
         return why_of(error)
     return ""
 
@@ -589,7 +605,7 @@ def _telling_failure(
         if not is_tried_again(error):
             context.totals.not_saved("failed")
             if isinstance(error, CkstoreError):
-                # It may be published: a reader of the log must not conclude that the save left nothing.
+                # After `UnknownOutcome`, the checkpoint may be published, so the journal must not record a failed save.
                 kind = "unknown" if isinstance(error, UnknownOutcome) else "failed"
                 why = f"{type(error).__name__}: {error.message}"
                 events.note(context, kind, (request.run, request.step), why=why)
@@ -607,7 +623,7 @@ def failing_as_save(context: Context, act_name: str) -> Iterator[None]:
         msg = (
             f"{act_name} failed: {describe_os_error(error)}. Nothing was published, every earlier checkpoint is intact"
         )
-        # ENOSPC and EDQUOT alike: the remedy is the same, and a caller catches one class.
+        # ENOSPC and EDQUOT have the same remedy, so both become one class.
         if error.errno in files.NO_SPACE:
             raise InsufficientSpace(msg, hint=how_to_free(context)) from error
         raise SaveFailed(msg, hint="see the cause above; you can continue to use the store") from error

@@ -1,4 +1,4 @@
-"""Name the process that saved a checkpoint, by the journal of events, for the error about a step that exists."""
+"""Find the process that saved a checkpoint in the journal of events, so that the error `StepExists` can name it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SAVES = ("saved", "replaced")
 
 
 def with_author(context: Context, error: StepExists, run: str) -> StepExists:
-    """Return the error with the process that saved the other checkpoint, or unchanged if that is not known."""
+    """Return the error with the process that saved the existing checkpoint, or unchanged if the process is unknown."""
     event = _saved(context, error.id, run)
     if event is None:
         return error
@@ -40,20 +40,21 @@ def _saved(context: Context, id: str, run: str) -> Event | None:
         return None
     try:
         found = [event for event in events(context, run=run) if event.event in _SAVES and event.id == id]
-    except (CkstoreError, OSError):  # the journal is only informative, and the error is about the step
+    except (CkstoreError, OSError):  # the caller is about to raise `StepExists`, which must not be hidden
         return None
     return found[-1] if found and found[-1].pid else None
 
 
 def _is_running(event: Event) -> bool:
-    """Whether the process of an event is still running, and its PID was not reused."""
+    """Whether the process of an event is still running, and its PID has not been reused by another process."""
     pid = event.pid
     try:
-        # The twentieth field after the name, which may contain spaces and parentheses.
+        # The start time is the twentieth field after the process name. Split at the last parenthesis, because the name
+        # may contain spaces and parentheses.
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
         since_boot_s = int(text.rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
         started = time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - since_boot_s)
         is_older = started <= time_of_text(event.time).timestamp() + _TOLERANCE_S
         return is_older and os.stat(f"/proc/{event.pid}").st_uid == event.uid
-    except (OSError, ValueError, IndexError):  # it has ended, or there is no /proc
+    except (OSError, ValueError, IndexError):  # the process has ended, or /proc is not mounted
         return False

@@ -1,9 +1,10 @@
-"""Calls the subscribers of an open store after each commit, in the order of one list.
+"""Calls the subscribers of an open store after each commit, in a fixed order.
 
-Retention and the journal come first, then what higher floors gave when the store was opened (the processes that mirror
-and compact), and the metrics last, which count all of it. They are called in the thread of the save, after the
-checkpoint is durable and tagged and before the save returns. No subscriber can make the save fail. An error of one
-becomes a warning of the save and a problem of the store, and the next subscribers are still called.
+Retention and the journal are called first. The subscribers that were registered when the store was opened follow (they
+start the processes that mirror and compact). The metrics are last, because they count the work of all others. All
+subscribers are called in the thread of the save, after the checkpoint is durable and tagged and before the save
+returns. No subscriber can make the save fail: its error becomes a warning of the save and a problem of the store, and
+the next subscribers are still called.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def tell_subscribers(publication: Publication) -> CheckpointInfo:
 
 
 def tell_caller(context: Context, checkpoint: CheckpointInfo) -> None:
-    """Call the subscribers of the caller's process after a saver or another rank published a checkpoint for it."""
+    """Call the subscribers of this process after a saver process or another rank published a checkpoint for it."""
     publication = Publication(context, checkpoint, "reported")
     _tell(publication, [subscriber for subscriber in context.subscribers if subscriber.of_caller])
     log_notes(checkpoint.name, publication.notes, context.notices.logged)
@@ -37,7 +38,7 @@ def _tell(publication: Publication, subscribers: Sequence[Subscriber]) -> None:
     for name, told, _ in subscribers:
         try:
             notes = told(publication)
-        except (CkstoreError, CkstoreWarning, OSError) as error:  # the warning where warnings are errors
+        except (CkstoreError, CkstoreWarning, OSError) as error:  # a warning is raised if warnings are errors
             why = describe_os_error(error) if isinstance(error, OSError) else str(error)
             notes = (failed_afterwards(name, publication.checkpoint.run, why),)
         if notes:

@@ -1,4 +1,4 @@
-"""Continue a training after a failed save, for some failures in a row, and report the failures at its end."""
+"""Tolerate a limited number of failed saves in a row, so that the training continues, and report them at its end."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ def tolerated(context: Context, error: CkstoreError, run: str, step: int | None)
 
 
 def _without_frames(error: CkstoreError) -> CkstoreError:
-    """Return an error without the frames of its chain, which hold the state: the caller may keep the result."""
+    """Remove the tracebacks from an error and its causes, and return the error.
+
+    Their frames refer to the state, and the caller may keep the error for a long time.
+    """
     chain: list[BaseException] = [error]
     for link in chain:
         link.__traceback__ = None
@@ -43,7 +46,7 @@ def _without_frames(error: CkstoreError) -> CkstoreError:
 def or_not_saved(
     context: Context, save: Callable[[], CheckpointInfo], on_failure: OnFailure, run: str, step: int | None
 ) -> CheckpointInfo | NotSaved:
-    """Return the saved checkpoint; with ``warn``, warn about a failed save and return a result for it."""
+    """Return the saved checkpoint. If `on_failure` is ``"warn"`` and the save fails, warn and return a `NotSaved`."""
     check_on_failure(on_failure)
     try:
         info = save()
@@ -62,11 +65,11 @@ def or_not_saved(
 
 
 _untold: set[SaveTotals] = set()
-"""Stores whose failed saves are reported at the end of the process, unless that was done before."""
+"""The totals of stores whose failed saves must still be reported, at the latest at the end of the process."""
 
 
 def tell_failures(totals: SaveTotals) -> None:
-    """Log one line about failed saves since the last call, if there are any: a warning scrolls away."""
+    """Log one line about the failed saves since the last call, because earlier warnings may have scrolled away."""
     _untold.discard(totals)
     if text := totals.take_failures():
         log(_WARNING, text)

@@ -1,9 +1,9 @@
-"""Store the bytes of a captured state: steps 2 and 3 of the save protocol of the design.
+"""Store the bytes of a captured state: steps 2 and 3 of the save protocol (`ops/save/save`).
 
 Large storages are cut into chunks, which several threads hash, claim or write, so that their fsyncs run in parallel.
-Small ones share packs (`ops/save/packing`). The name of a blob is the digest of the bytes that were passed to write:
-they are copied from the live tensor to private memory and hashed again, so a tensor that changes during the save makes
-it fail instead of storing wrong data.
+Small storages share packs (`ops/save/packing`). The name of a blob is the digest of exactly the bytes that are written:
+the bytes are copied from the live tensor to private memory, and the copy is hashed again. Therefore the save fails if a
+tensor changes meanwhile, and does not store wrong data.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ if TYPE_CHECKING:
     from ckstore.ops.save.health import HealthCheck
     from ckstore.ops.save.recheck import Recheck
 
-# Ten calls of `progress` a second are smooth for a progress bar, and cost nothing compared with a save.
+# With ten calls of `progress` a second, a progress bar moves smoothly, and the calls take almost no time.
 _LOOK_S = 0.1
 # Hashing less than this takes no longer than starting a thread.
 _HASHED_TOGETHER_BYTES = 4 * 2**20
-# Each further try means another blob that was made to collide: eight in a row are an attack, no accident.
+# Each further try is necessary only if one more blob collides. Eight collisions in a row are an attack and no accident.
 _MOST_SHIFTS = 8
 T = TypeVar("T")
 
@@ -70,9 +70,11 @@ class StorageLocations:
 
 @dataclass(slots=True)
 class _Chunk:
-    """A chunk and its location once it is stored. `blob` is not its digest if the store has other bytes under that.
+    """A chunk, and its location once it is stored.
 
-    `recorded` is its location in an earlier checkpoint, if its bytes are not available.
+    `piece` is the digest of the chunk. `blob` is the digest of its blob, which differs from `piece` if the store has
+    other bytes with the digest `piece`. `recorded` is the location of the chunk in an earlier checkpoint if its bytes
+    are not available.
     """
 
     source: ByteSource
@@ -100,28 +102,29 @@ def store_sources(
     context: Context,
     staging: Staging,  # where the save is prepared
     captured: Captured,  # the state
-    recheck: Recheck,  # what of the store is read again
+    recheck: Recheck,  # chooses the reused blobs that are read again
     *,
     compare: bool = False,
     progress: Progress | None = None,
     health: HealthCheck | None = None,
 ) -> StorageLocations:
-    """Put the bytes of every source of a state into `staging`, as links to blobs of the store or as new ones."""
-    # `compare`: another person may have chosen the bytes. If the digest cannot rule out a collision, blobs of the store
-    # are compared byte by byte before they are reused. Equal BLAKE3 digests prove equal bytes, so for them a second
-    # reading of every hit would only cost time.
+    """Put the bytes of every source of a state into `staging`, as links to existing blobs or as new blobs."""
+    # `compare` means that another person may have chosen the bytes. If the digest algorithm cannot rule out a
+    # collision, existing blobs are then compared byte by byte before they are reused. Equal BLAKE3 digests prove equal
+    # bytes, so reading every hit again would only cost time.
     sources, below = captured.sources, captured.pack_below_bytes(context.settings.chunk_bytes)
     compare = compare and not context.algorithm.collision_resistant
     space = captured.space
     fingerprinted = None if space is None else FingerprintedChunks(context, recheck.run, captured, space)
     writer = _ChunkWriter(context, staging, recheck, fingerprinted, health, compare=compare)
     writer.report_to(progress, sum(source.nbytes for source in sources))
-    # Storages of an earlier checkpoint are claimed from it, whatever their size: their bytes are not in memory.
+    # Storages of an earlier checkpoint are never packed, whatever their size, because their bytes are not in memory.
     is_cut = [source.nbytes >= below or isinstance(source, RecordedSource) for source in sources]
     small = [i for i, source in enumerate(sources) if source.nbytes and not is_cut[i]]
     try:
         chunked = {i: writer.cut(source) for i, source in enumerate(sources) if is_cut[i]}
-        # Before the small ones: threads wait for the disk with large chunks while this one hashes and asks the catalog.
+        # Start the large chunks before the small sources: while those threads wait for the disk, this thread hashes the
+        # small sources and queries the catalog.
         writer.start_chunks()
         keys, places, packed_bytes, counted = place_small(
             context,
@@ -132,7 +135,7 @@ def store_sources(
             compare=compare,
             fingerprinted=fingerprinted,
         )
-        # What follows judges hits and doubts as a whole, so no thread may still write or heal a blob.
+        # The next steps need all hits and all possible collisions, so no thread may still write or heal a blob.
         writer.finish()
         writer.recheck_unforeseen()
         writer.part_collisions()
@@ -141,18 +144,18 @@ def store_sources(
         # With tens of thousands of records, the collector would walk the heap of the trainer repeatedly.
         with python_gc_paused():
             blobs, storages = _records(sources, dict(zip(small, keys, strict=True)), places, chunked)
-        # N1: the blobs in the manifest must be in the staging directory before it is sealed. Before `stop`, which
-        # releases the buffers for transfers: a chunk that was given up is read again.
+        # N1: the blobs in the manifest must be in the staging directory before it is sealed. `complete` precedes
+        # `stop`, which frees the transfer buffers, because it may have to read a chunk again.
         writer.complete(blobs)
         found = None if health is None else health.complete(storages)
-    # `_StopSignal` is of a thread that only saw another fail; the caller needs the error that began it.
+    # `_StopSignal` only means that another thread failed. The caller needs the error of that thread.
     except _StopSignal as stopped:
         raise writer.first_error or stopped from None
     finally:
         writer.stop()
 
     recheck.remember(blobs, packs={place.blob for place in places.values()})
-    # A key with a number is a piece whose digest also belongs to other bytes: it is never a hit for a later save.
+    # A key with a number stands for a piece whose digest also belongs to other bytes. Later saves must not reuse it.
     context.known.pieces = {digest: place for digest, place in places.items() if KEY_MARK not in digest}
     logical_bytes = sum(source.nbytes for source in sources)
     written_bytes = packed_bytes + writer.written_bytes
@@ -161,7 +164,8 @@ def store_sources(
         storages=tuple(storages),
         logical_bytes=logical_bytes,
         new_bytes=sum(staging.written.values()),
-        # Zeros before a collision and healed blobs count as written, so the difference may be below zero.
+        # The written bytes include healed blobs and the zeros in front of colliding chunks, so the difference may be
+        # negative.
         reused_bytes=max(0, logical_bytes - written_bytes),
         kept_bytes=0 if fingerprinted is None else fingerprinted.claimed_bytes,
         counted=counted,
@@ -175,7 +179,7 @@ def _records(
     places: Mapping[str, PieceLocation],
     chunked: Mapping[int, Sequence[_Chunk]],
 ) -> tuple[list[BlobRecord], list[StorageRecord]]:
-    """Return the blobs and storages of the manifest: small sources have a key and its location, large ones chunks."""
+    """Return the blobs and storages of the manifest, from the places of small sources and the chunks of large ones."""
     index: dict[str, int] = {}
     blobs: list[BlobRecord] = []
 
@@ -199,7 +203,7 @@ def _records(
 
 
 def collision(name: str) -> CannotStore:
-    """Return the error for bytes that were made to collide with others, so that this store cannot tell them apart."""
+    """Return the error for bytes that were made to collide with other bytes of the store."""
     reason = "its bytes differ from bytes in the store with the same digest, which does not happen by accident"
     hint = "keep files from other people in a store with hash='blake3'"
     return CannotStore(name, reason, hint=hint)
@@ -232,7 +236,7 @@ class _HostReader:
 
 
 class _ChunkWriter:
-    """Threads that hash, claim and write blobs. Each has private memory for one part or chunk, so memory is bounded."""
+    """Threads that hash, claim and write blobs; each has private memory for one part or chunk only."""
 
     def __init__(
         self,
@@ -260,7 +264,8 @@ class _ChunkWriter:
         self._local = threading.local()
         self._mutex = threading.Lock()
         self._seen: set[str] = set()
-        self._skipped: dict[str, _Chunk | bytes] = {}  # no functions: they would hold this writer, and it them
+        # The values are not functions, which would form reference cycles with this writer.
+        self._skipped: dict[str, _Chunk | bytes] = {}
         self._memory = PackMemory()
         self._progress: Progress | None = None
         self._all_bytes = 0
@@ -271,8 +276,8 @@ class _ChunkWriter:
     def cut(self, source: ByteSource) -> list[_Chunk]:
         """Cut a large source into chunks for `start_chunks` to store; their locations are known at the end."""
         if isinstance(source, RecordedSource):
-            # Cut as in the earlier checkpoint, which may have used another chunk size: its blobs are claimed as a
-            # whole.
+            # Cut the source as in the earlier checkpoint, which may have used another chunk size, because its blobs can
+            # only be claimed as a whole.
             chunks = [_Chunk(source, of.start, of.stop, of.piece, of.blob, of.offset, of) for of in source.chunks]
         else:
             step, end = self._context.settings.chunk_bytes, source.nbytes
@@ -327,14 +332,15 @@ class _ChunkWriter:
         helpers = [self._submit(hash_groups) for _ in range(min(self._context.threads, len(groups)) - 1)]
         self._guarded(hash_groups)
         for helper in helpers:
-            # A helper that has not begun, because all threads store chunks, is not waited for.
+            # Do not wait for a helper that has not begun because all threads are storing chunks.
             if not helper.cancel():
                 self._pool.result(helper, self._report)
         return [digest for group in found for digest in group]
 
     def start_pack(self, pieces: Sequence[PackPiece], last: bool) -> Callable[[], str]:  # noqa: FBT001 - as `WritePack` is called
         """Begin to store a pack; return a function that waits for its digest."""
-        # The caller would only wait for the last pack, so its own thread stores it: starting another takes time.
+        # The caller would only wait for the last pack. Therefore its own thread stores that pack, which saves the time
+        # to start another thread.
         if not last:
             return partial(self._pool.result, self._submit(self._store_pack, pieces), self._report)
         digest = self._guarded(self._store_pack, pieces)
@@ -357,7 +363,7 @@ class _ChunkWriter:
     def complete(self, blobs: Sequence[BlobRecord]) -> None:
         """Make the staging directory hold exactly these blobs.
 
-        A blob that a thread left to another one, which then gave it up, is stored now.
+        A blob is stored now if one thread left it to another thread, and that thread gave it up.
 
         Raises:
             SaveFailed: A blob is missing, so the checkpoint must not be published.
@@ -380,17 +386,17 @@ class _ChunkWriter:
             raise SaveFailed(msg, hint="did another program change the store? save again")
 
     def stop(self) -> None:
-        """End the threads: work that was not started is dropped, and blobs in progress are finished."""
-        # Before the pool: a thread that takes another chunk now would write into a directory that is about to be
-        # discarded.
+        """End the threads: blobs in progress are finished, and the remaining work is dropped."""
+        # Set this before stopping the pool, so that no thread takes another chunk and writes it into a directory that
+        # is about to be discarded.
         self._stopped.set()
         self._pool.stop()
         self._memory.close()
         for reader in self._readers:
             reader.close()
         self._readers.clear()
-        # The traceback of an error refers to this writer, which must not refer to the error: the cycle would keep the
-        # state.
+        # The traceback of an error refers to this writer. If the writer also referred to the error, the cycle would
+        # keep the state in memory.
         self._futures.clear()
         self.first_error = None
 
@@ -400,12 +406,12 @@ class _ChunkWriter:
         return future
 
     def _guarded(self, work: Callable[..., T], *args: object) -> T:
-        # Queued work also starts after the first failure. It must not change a staging that is being discarded.
+        # Queued work also starts after the first failure, but must not change a staging that is being discarded.
         if self._stopped.is_set():
             raise _StopSignal
         try:
             return work(*args)
-        # Including KeyboardInterrupt in a thread: the save must not be published without this piece.
+        # This includes KeyboardInterrupt: the save must not be published without the piece of this thread.
         except BaseException as error:
             with self._mutex:
                 self.first_error = self.first_error or error
@@ -419,14 +425,16 @@ class _ChunkWriter:
             return
         if self._fingerprinted is not None and self._claim_known(chunk, self._fingerprinted):
             return
-        # Hashed in place: an unchanged chunk costs one pass over memory and no copy (docs/adr/0006).
+        # The live bytes are hashed in place, so an unchanged chunk costs one pass over memory and no copy
+        # (docs/adr/0006).
         live = source.view(start, stop)
         data, digest = self._copy(source, start, stop) if live is None else (live, self._digest(source, live))
         self._context.watch.hashed(len(data))
-        is_first = digest == chunk.piece or self.is_first(digest)  # `_claim_known` was first, but could not claim it
+        # If the digests are equal, `_claim_known` has called `is_first` for this chunk, but could not claim the blob.
+        is_first = digest == chunk.piece or self.is_first(digest)
         chunk.piece = chunk.blob = digest
-        # Of two equal chunks of one state, the second would find a half-written blob of the first and treat it as
-        # damaged.
+        # If the state has two equal chunks, only one thread may handle their blob. The other thread would find a
+        # half-written blob and treat it as damaged.
         if not is_first:
             self._skipped[digest] = chunk
             if self._compare:
@@ -435,16 +443,15 @@ class _ChunkWriter:
         if self._claim(digest, data):
             if not self._recheck.foresaw(digest):
                 self._unforeseen.append(chunk)
-            # `part_collisions` decides when no thread writes any more: a difference may be rot that another thread is
-            # healing now.
+            # `part_collisions` decides later, when no thread writes any more, because a difference may be rot that
+            # another thread is healing now.
             if self._compare and not self._staging.holds(digest, data):
                 self._unsure.append(chunk)
             return
-        # Bytes in memory are not written to: the hashed bytes are the ones written, and a copy would take a core from
-        # the
-        # training (docs/adr/0014).
+        # A `BytesSource` does not change, so its hashed bytes can be written without a copy, which would take a core
+        # from the training (docs/adr/0014).
         is_fixed = isinstance(source, BytesSource) and is_aligned(data)
-        # In parts: this takes 2 MiB of memory per thread instead of a whole chunk (docs/adr/0009).
+        # Writing in parts takes 2 MiB of memory per thread instead of a whole chunk (docs/adr/0009).
         if live is not None and not (is_fixed or self._compare or self._staging.reads_back):
             self._put(digest, data, self._parts(chunk))
             return
@@ -463,7 +470,7 @@ class _ChunkWriter:
         else:
             chunk.piece = digest
             claimed = self._staging.claim(digest, chunk.length)
-            # The share that is read again is compared with the live bytes, which reveals wrong evidence.
+            # The share that is read again is compared with the live bytes, which reveals a wrong fingerprint.
             if not (claimed and self._recheck.agrees(digest, chunk.bytes_of, believed=True)):
                 return False
             if not self._recheck.foresaw(digest):
@@ -474,12 +481,12 @@ class _ChunkWriter:
         return True
 
     def _claim_recorded(self, source: RecordedSource, chunk: RecordedChunk) -> None:
-        """Claim a chunk whose bytes are not available, except as a sample.
+        """Claim a chunk of an earlier checkpoint, whose bytes are not available unless the chunk is in the sample.
 
         Raises:
             NotUnchanged: The sample differs.
         """
-        # First: a sample that differs must fail the save even if another chunk has claimed the same blob.
+        # Check the sample first: if it differs, the save must fail even if another chunk has claimed the same blob.
         source.check(chunk, self._context.algorithm)
         self._context.watch.hashed(chunk.stop - chunk.start)
         if not self.is_first(chunk.blob):
@@ -490,29 +497,29 @@ class _ChunkWriter:
     def recheck_unforeseen(self) -> None:
         """Read a share of the reused chunks that were not foreseen."""
         chunks = {chunk.piece: chunk for chunk in self._unforeseen}
-        # Now all are known, and those read longest ago come first (docs/adr/0010).
+        # Now all hits are known, so those that were read longest ago can be chosen (docs/adr/0010).
         self._recheck.add({digest: chunk.length for digest, chunk in chunks.items()}, whole=False)
         for digest, chunk in chunks.items():
-            # Rot is detected while the right bytes are available: they are written, which heals the blob in every
-            # checkpoint.
+            # If the blob is damaged, writing the right bytes, which are still available, heals it in every checkpoint.
             believed = self._fingerprinted is not None and self._fingerprinted.covers(chunk.source)
             if not self._recheck.agrees(digest, chunk.bytes_of, believed=believed):
                 self._put(digest, self._copy_again(chunk))
 
     def part_collisions(self) -> None:
-        """Compare chunks with an equal digest in this save or the store, and store those that differ separately.
+        """Compare chunks with blobs of equal digest, and store separately the chunks that differ from these blobs.
 
-        Their bytes are stored behind zeros, so that the blob has another digest. The piece keeps its own.
+        The bytes of such a chunk are stored behind zeros, so that the blob has another digest. The digest of the piece
+        does not change.
         """
         for chunk in self._unsure:
             data = self._copy_again(chunk)
-            # Equal after all: another thread was just writing the blob.
+            # The bytes are equal: at the first comparison, another thread was still writing the blob.
             if self._staging.holds(chunk.piece, data):
                 continue
-            # A blob that matches its name and differs from these bytes is a collision. Otherwise it is damaged.
+            # If the blob matches its name, it collides with these bytes. Otherwise it is damaged, and is written again.
             if self._recheck.is_right(chunk.piece, chunk.length):
                 self._store_behind_zeros(chunk, data)
-            else:  # no collision, but rot
+            else:
                 self._put(chunk.piece, data)
 
     def _store_behind_zeros(self, chunk: _Chunk, data: memoryview) -> None:
@@ -520,7 +527,7 @@ class _ChunkWriter:
             offset = count * ALIGNMENT
             shifted = memoryview(bytes(offset) + data)
             digest = self._context.algorithm.digest(shifted)
-            # The shifted blob may also collide; then `holds` is False, and one more row of zeros is tried.
+            # If the shifted blob also collides, `holds` returns False, and more zeros are tried.
             written = not self._staging.claim(digest, len(shifted)) and self._put(digest, shifted)
             if written or self._staging.holds(digest, shifted):
                 chunk.blob, chunk.offset = digest, offset
@@ -534,7 +541,7 @@ class _ChunkWriter:
         self._context.watch.hashed(len(data))
         self._context.watch.writing()
         if not self.is_first(digest):
-            self._skipped[digest] = bytes(data)  # its memory is reused
+            self._skipped[digest] = bytes(data)  # a copy, since the memory is reused
         elif (self._claim(digest, data, choose=True) or not self._staging.put(digest, data)) and (
             self._compare and not self._staging.holds(digest, data)
         ):
@@ -545,9 +552,9 @@ class _ChunkWriter:
         return digest
 
     def _claim(self, digest: str, data: memoryview, *, choose: bool = False) -> bool:
-        """Whether the store has a blob that can be reused; a share of these is read again.
+        """Claim a blob of the store, and return whether it can be reused. A share of such blobs is read again.
 
-        With `choose`, an unforeseen blob may be chosen to be read now.
+        With `choose`, a blob that was not foreseen may be read now, and not when all such blobs are known.
         """
         if not self._staging.claim(digest, len(data)):
             return False
@@ -556,7 +563,7 @@ class _ChunkWriter:
         return self._recheck.agrees(digest, lambda begin, end: data[begin:end])
 
     def _put(self, digest: str, data: memoryview, parts: Iterator[memoryview] | None = None) -> bool:
-        """Write a blob, from `parts` if given; return False if another save was faster and its blob is used."""
+        """Write a blob, from `parts` if given; return False if another save wrote it first, and that blob is used."""
         self._context.watch.writing()
         if parts is None:
             written = self._staging.put(digest, data)
@@ -570,18 +577,17 @@ class _ChunkWriter:
         return written
 
     def is_first(self, digest: str) -> bool:
-        """Whether no other thread of this save handles the blob; if one does, the save waits for it anyway."""
+        """Whether this is the first call for the blob in this save, so that the caller must handle the blob."""
         with self._mutex:
-            # Check and record under one lock: two threads with equal chunks must not both be first.
+            # Check and record under one lock, so that of two threads with equal chunks only one is first.
             first = digest not in self._seen
             self._seen.add(digest)
             return first
 
     def _parts(self, chunk: _Chunk) -> Iterator[memoryview]:
-        """Copy a chunk to private memory in parts, each of which is valid until the next."""
+        """Copy a chunk to private memory in parts. Each part is valid until the next is requested."""
         if not hasattr(self._local, "part"):
-            # Kept for the thread: new aligned memory for each chunk would be faulted in again, 4 KiB at a time
-            # (docs/adr/0006).
+            # Each thread keeps its buffer: new memory for each chunk would cost a page fault per 4 KiB (docs/adr/0006).
             self._local.part = aligned_buffer(PART_BYTES)
         running = self._context.algorithm.start()
         counting = None if self._health is None else self._health.counting(chunk.source, chunk.length)
@@ -593,14 +599,14 @@ class _ChunkWriter:
             if counting is not None:
                 counting.part(part)
             yield part
-        # The bytes passed to the disk differ from the hashed ones: no verification would accept them under this name.
+        # If the written bytes differ from the hashed bytes, verification would report the blob as damaged.
         if self._context.algorithm.digest_of_parts(running) != chunk.piece:
             raise state_changed(chunk.source.name)
         if counting is not None:
             counting.end(chunk.piece)
 
     def _digest(self, source: ByteSource, live: memoryview) -> str:
-        """Return the digest of bytes in memory; count values that are not finite if they are written uncopied."""
+        """Return the digest of bytes in memory; in sources that are written without a copy, count nonfinite values."""
         counting = None
         if self._health is not None and isinstance(source, BytesSource):
             counting = self._health.counting_new(source, len(live))
@@ -616,8 +622,11 @@ class _ChunkWriter:
         return digest
 
     def _copy(self, source: ByteSource, start: int, stop: int) -> tuple[memoryview, str]:
-        """Copy to private memory, valid until this thread's next copy; return the copy and its digest."""
-        # Each part is hashed while the processor's cache still has it.
+        """Copy bytes of a source to private memory; return the copy and its digest.
+
+        The copy is valid until the next copy of this thread.
+        """
+        # Each part is hashed while it is in the processor's cache.
         algorithm = self._context.algorithm
         running = algorithm.start()
         counting = None if self._health is None else self._health.counting_new(source, stop - start)
@@ -639,7 +648,7 @@ class _ChunkWriter:
             self._local.readers = {}
         readers: dict[MemorySpace | None, SourceReader] = self._local.readers
         if space not in readers:
-            # As large as a chunk, which is written from it by direct writes.
+            # The buffer holds a whole chunk, which is written from the buffer by direct writes.
             nbytes = self._context.settings.chunk_bytes
             readers[space] = _HostReader(nbytes) if space is None else space.reader(nbytes)
             with self._mutex:
@@ -647,7 +656,7 @@ class _ChunkWriter:
         return readers[space]
 
     def _copy_again(self, chunk: _Chunk) -> memoryview:
-        """Copy a chunk whose digest is known, as `_copy`."""
+        """Copy a chunk to private memory, as `_copy`, and check that it still has its digest."""
         data, copied = self._copy(chunk.source, chunk.start, chunk.stop)
         if copied != chunk.piece:
             raise state_changed(chunk.source.name)
