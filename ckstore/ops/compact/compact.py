@@ -1,9 +1,10 @@
 """Carry out a compaction, one checkpoint after another, beginning with the newest.
 
-Each checkpoint gets a new directory, written like a save, with links to the files that it keeps, and encoded files in
-place of plain ones. One rename publishes it as the next generation of the checkpoint. The former generation is kept,
-locked, while older checkpoints may be encoded against its plain bytes. Then it is moved to trash, and gc frees files
-that no directory uses. A kill at any step leaves each checkpoint in one of its two forms, or in both.
+For each checkpoint, a new directory is written like that of a save. It has links to the files that the checkpoint
+keeps, and encoded files in place of plain ones. One rename publishes this directory as the next generation of the
+checkpoint. The former generation is kept and locked while older checkpoints may be encoded against its plain bytes.
+Then it is moved to trash, and gc frees files that no directory uses. If the process is killed at any step, each
+checkpoint exists in its plain form, in its encoded form, or in both.
 """
 
 from __future__ import annotations
@@ -42,12 +43,12 @@ _CATALOG_TIMEOUT_S = 5.0
 
 
 def compact(context: Context, plan: CompactionPlan, share: Share | None = None) -> CompactionReport:
-    """Carry out a plan, using a share of a processor. Checkpoints that are in use, or were changed, are skipped.
+    """Carry out a plan, using a share of a processor. Checkpoints that are in use or were changed are skipped.
 
-    After an error, the checkpoints that were compacted before it remain compacted.
+    After an error, the checkpoints that are already compacted remain compacted.
     """
     context.check_writable()
-    left = drop_superseded(context, forms_only=True)  # of a compaction that was killed
+    left = drop_superseded(context, forms_only=True)  # former generations that a killed compaction left
     with _Compaction(context, plan, share) as work:
         work.let_go |= left
         for entry in plan.compacted:
@@ -79,10 +80,11 @@ class _Compaction:
         self._orphans = Orphans()
         self._settler = EncodingPlanner(self._forms, self._orphans)
         self._owners = Owners()
-        # Checkpoints with old packs that an older one is going to encode -> the staging for them.
+        # Names of checkpoints with old packs that an older checkpoint will encode -> their staging directory, if it has
+        # encoded files already.
         self._later: dict[str, Staging | None] = {}
         for entry in plan.compacted:
-            # A checkpoint that cannot be opened is skipped at its turn, with the reason.
+            # A checkpoint that cannot be opened is reported as skipped later, by `one`.
             unread = suppress(CkstoreError, FileNotFoundError, NotADirectoryError, PermissionError)
             with unread, opened(self._context, entry.info) as directory:
                 self._owners.note(entry.info.key, directory.manifest)
@@ -90,7 +92,7 @@ class _Compaction:
         self._note_others(plan)
 
     def _note_others(self, plan: CompactionPlan) -> None:
-        """Settle the blobs of checkpoints that are not compacted: their plain files take space anyway."""
+        """Settle the blobs of checkpoints that are not compacted in their present form, since their files are kept."""
         mine = {entry.info.key.any_generation for entry in plan.compacted}
         shares = {entry.info.key for entry in plan.entries if entry.shares}
         # A former generation is dropped soon, so a blob that only it has plain need not remain plain.
@@ -106,14 +108,15 @@ class _Compaction:
                     manifest = directory.manifest
                     self._orphans.note(manifest)
                     if key in shares:
-                        # Of these blobs the checkpoint needs a good part; the rest is stored as in older ones.
+                        # Keep those plain blobs of which the checkpoint needs a good part. The others are replaced by
+                        # the encoded forms of older checkpoints.
                         self._forms.keep_plain(
                             blob for blob in own_blobs(manifest) if manifest.form.has_file(blob.digest)
                         )
                     else:
                         self._forms.adopt(manifest)
             except (FileNotFoundError, NotADirectoryError, DamagedBlob, InUse, PermissionError):
-                continue  # it is removed, or cannot be read: it has its own links to every file that it needs
+                continue  # the checkpoint was deleted or cannot be read; it has its own links to the files it needs
 
     def one(self, entry: CompactionEntry) -> None:
         """Compact one checkpoint, or record why it was skipped."""
@@ -124,7 +127,7 @@ class _Compaction:
                 before = {blob.digest for blob in directory.manifest.blobs if self._forms.is_settled(blob.digest)}
                 self._one(entry, directory, held)
         except UnknownOutcome as error:
-            # The state of the disk is unknown to this process: begin no other checkpoint, and free nothing.
+            # Whether the new generation is on the disk is unknown, so begin no other checkpoint, and free nothing.
             self._tell("unknown", entry, error)
             raise
         except (CkstoreError, FileNotFoundError, PermissionError) as error:
@@ -135,14 +138,14 @@ class _Compaction:
 
     def _skip(self, entry: CompactionEntry, error: CkstoreError | OSError) -> None:
         self.skipped.append(Uncompacted(entry.info, why_of(error)))
-        if not isinstance(error, InUse | FileNotFoundError):  # these resolve themselves
+        if not isinstance(error, InUse | FileNotFoundError):  # these need no attention
             self._tell("uncompacted", entry, error)
 
     def _tell(self, kind: str, entry: CompactionEntry, error: CkstoreError | OSError) -> None:
         events.note(self._context, kind, entry.info.key.run_step, id=entry.info.id, why=f"compaction: {why_of(error)}")
 
     def _forget(self, info: CheckpointInfo, before: set[str]) -> None:
-        """Settle the blobs of a checkpoint that was not compacted in their present form, since others may have them."""
+        """Settle the blobs of a skipped checkpoint in their present form, since other checkpoints may have them."""
         try:
             with opened(self._context, info) as directory:
                 manifest = directory.manifest
@@ -168,25 +171,26 @@ class _Compaction:
             if open_ones:
                 self._later[info.name] = None
             if not all(manifest.form.has_file(digest) for digest in open_ones):
-                # The plain blob is missing, and its form must change: finish when its owner was encoded.
+                # For a blob without a plain file, the encoded form will change. Finish this checkpoint after the
+                # checkpoint that owns the blob was encoded.
                 if self.encoded.count > count:
                     self._later[info.name] = staging
                 else:
                     reclaim.discard(self._context, staging)
                 return
         except BaseException as error:
-            # Saving space later is no reason to free dropped checkpoints now that could be restored.
+            # Compaction only saves space, which does not justify freeing dropped checkpoints that could be restored.
             reclaim.discard(self._context, staging, error, purge=False)
             raise
         self._publish(entry, directory, staging, base)
 
     def _rest(self, directory: CheckpointDirectory) -> None:
-        """Pause if a pause is due, without locks, so that the files that are read may be deleted meanwhile.
+        """Pause if a pause is due. During the pause, the checkpoints are not locked and may be deleted.
 
         Raises:
             FileNotFoundError, InUse: One of the checkpoints was dropped or replaced.
         """
-        # At a small share, the pauses take nearly all of the time.
+        # The locks are released because, at a small share, the pauses take nearly all of the time.
         if self._share is None or not self._share.is_due:
             return
         try:
@@ -265,7 +269,7 @@ class _Compaction:
         except BaseException:
             lock.release()
             raise
-        self._bases.put_old(info.name, directory, old)  # at once: it is closed with the others even after an error
+        self._bases.put_old(info.name, directory, old)  # do this first, so that it is closed even after an error
         kept = {file.digest for file in wanted.files}
         self.let_go |= {blob.digest for blob in manifest.stored if blob.digest not in kept}
         sizes = dict(wanted.files)
@@ -277,7 +281,7 @@ class _Compaction:
             first = self.compacted.get(info.name)
             self.compacted[info.name] = Compacted(info, first.before_bytes if first else was_bytes, now_bytes)
         self._context.known.directories.changed(key, inode, None)
-        with suppress(CkstoreError):  # the next opener reconciles it otherwise
+        with suppress(CkstoreError):  # if this fails, the next opening of the store updates the catalog
             reconcile_one(self._context, key, timeout_s=_CATALOG_TIMEOUT_S)
         self._bases.drop_unused(info.name)
         if not entry.shares:

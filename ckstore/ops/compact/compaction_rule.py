@@ -1,4 +1,4 @@
-"""Automatic compaction: checkpoints of a certain age, by the settings."""
+"""Automatic compaction of checkpoints that have reached the age in the settings."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from ckstore.ops.refs.listing import infos
 
 
 class Rule(NamedTuple):
-    """The rule of the settings."""
+    """The settings of automatic compaction."""
 
-    after_s: float  # the age at which a checkpoint is compacted
-    share: float  # of one processor
-    keep_newest: int  # how many of each run remain plain
+    after_s: float  # the age in seconds at which a checkpoint is compacted
+    share: float  # the maximum share of one processor that compaction uses
+    keep_newest: int  # how many of the newest checkpoints of each run remain plain
 
     @property
     def created_before(self) -> datetime:
-        """The time before which a checkpoint must have been saved to be old enough now."""
+        """The latest time of saving at which a checkpoint is old enough now."""
         return datetime.now(UTC) - timedelta(seconds=self.after_s)
 
 
 def rule_of(layout: Layout) -> Rule | None:
-    """Return the rule of the settings, or None without automatic compaction."""
+    """Return the rule in the settings, or None if automatic compaction is off."""
     config, where = read_config(layout), str(layout.config)
     after = COMPACT_AFTER.of(config, where)
     if after is None:
@@ -40,7 +40,7 @@ def rule_of(layout: Layout) -> Rule | None:
 
 
 def is_any_due(context: Context, rule: Rule) -> bool:
-    """Whether a checkpoint is old enough, compacted or not, so that no directory must be opened to decide."""
+    """Whether any checkpoint is old enough. Compacted ones also count, so that no directory must be opened."""
     before = text_of_time(rule.created_before)
     by_run: dict[str, list[str]] = {}
     for info in infos(context):

@@ -1,8 +1,8 @@
-"""The directories of a compaction: the new directory of a checkpoint, and the bases that others are encoded against.
+"""The directories of a compaction: the new directory of a checkpoint, and the bases of other checkpoints.
 
-The new directory has links to the files that the checkpoint keeps, its encoded files, and two documents. A base is open
-as long as it is needed. The former generation of a compacted base is kept: older checkpoints are encoded against its
-plain bytes, which may exist nowhere else.
+The new directory has links to the files that the checkpoint keeps, its encoded files, and two documents. A base remains
+open as long as checkpoints are encoded against it. If the base itself was compacted, its former generation is kept,
+because the plain bytes may exist nowhere else.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def gather(staging: Staging, wanted: Encoding, holders: Iterable[CheckpointDirec
         if staging.claim(digest, sizes[digest]):
             continue
         staging.unclaim(digest)
-        # The canonical name may be lost after a power cut; each of these directories has its own link.
+        # The canonical name may have been lost in a power cut, but each of these directories has its own links.
         for holder in holders:
             if any(file.digest == digest for file in holder.manifest.stored):
                 staging.take(digest, holder.blobs.inside / digest)
@@ -44,15 +44,15 @@ def gather(staging: Staging, wanted: Encoding, holders: Iterable[CheckpointDirec
 
 
 def seal(staging: Staging, wanted: Encoding, directory: CheckpointDirectory, algorithm: Algorithm) -> None:
-    """Write the two documents, check them as a reader would, and make everything durable."""
+    """Write the two documents, check them as a reader does, and make everything durable."""
     inside = directory.lock.inside
     plain = staging.lock.inside / PLAIN
     source = inside / directory.manifest_file
-    # Link the file of the manifest, so that no byte of it is written again.
+    # Link the existing file of the manifest instead of writing a copy.
     if not links.try_link(source, plain):
         files.create_file(plain, files.read_file(source, most_bytes=2**29), mode=0o444)
     text = render(wanted, algorithm)
-    # Parse it like a reader: loops, wrong lengths and sizes are refused before anything is published.
+    # Parse the document as a reader does, so that loops and wrong lengths are refused before anything is published.
     try:
         data = files.read_file(plain, most_bytes=2**29)
         parse_manifest(text, where=f"the encoding of {directory.manifest.name}", plain=lambda: data)
@@ -74,14 +74,14 @@ def same(wanted: Encoding, present: StoredForm) -> bool:
 
 
 class _Base(NamedTuple):
-    """An open checkpoint; with a path, it is a former generation under an exclusive lock."""
+    """An open checkpoint. If it has a path, it is a former generation with an exclusive lock."""
 
     directory: CheckpointDirectory
     path: StorePath | None
 
 
 class BaseCheckpoints:
-    """The bases of a plan. After its last use, each is closed, and moved to trash if it is a former generation."""
+    """The bases of a plan. Each base is closed after its last use; a former generation is also moved to trash."""
 
     def __init__(self, context: Context, plan: CompactionPlan) -> None:
         self._context = context
@@ -92,7 +92,7 @@ class BaseCheckpoints:
         self._open: dict[str, _Base] = {}
 
     def open(self, name: str) -> CheckpointDirectory:
-        """Return a base, opened once; if it was compacted by this plan, its former generation."""
+        """Return a base, opening it at the first call. If this plan has compacted it, return its former generation."""
         if name not in self._open:
             self._open[name] = _Base(opened(self._context, self._infos[name]), None)
         return self._open[name].directory
@@ -102,7 +102,7 @@ class BaseCheckpoints:
         return [base.directory for base in self._open.values() if base.path is None]
 
     def close_published(self) -> None:
-        """Close these bases; `open` opens each again."""
+        """Close the bases that `published` returns. `open` can open them again."""
         for name in [name for name, base in self._open.items() if base.path is None]:
             self._drop(name)
 
@@ -133,9 +133,9 @@ class BaseCheckpoints:
         try:
             if base.path is not None:
                 trash.move_to_trash(self._context.layout, base.path, base.directory.lock)
-                # The new parent first (law N4): the next publish syncs the run.
+                # Sync the new parent first (law N4). The next publication syncs the directory of the run.
                 files.sync_directory(self._context.layout.trash)
-        except FileNotFoundError:  # another process swept it
+        except FileNotFoundError:  # another process moved it to trash
             pass
         finally:
             base.directory.close()

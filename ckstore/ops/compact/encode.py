@@ -1,4 +1,4 @@
-"""Encode one blob, and check that it decodes correctly, before any link to the plain one is removed (promise P11)."""
+"""Encode one blob, and check that it decodes correctly before any link to the plain blob is removed (promise P11)."""
 
 from __future__ import annotations
 
@@ -16,12 +16,16 @@ from ckstore.objects.encoded import Decoder
 from ckstore.objects.staging import Staging
 from ckstore.ops.compact.match import Segment
 
-# Neighbors have the same bases, and a pack is a base of many small parts.
+# The maximum size of the plain blobs in memory. They are kept because blobs that are encoded one after another often
+# have the same bases, and a pack is a base of many small parts.
 _KEPT_BYTES = 160 * 2**20
 
 
 class BlobSource:
-    """Reads plain blobs of open checkpoints, each compared with its digest; a few stay in memory. Not for threads."""
+    """Reads plain blobs of open checkpoints, compares each with its digest, and keeps a few in memory.
+
+    It must be used by one thread only.
+    """
 
     def __init__(self, before_each: Callable[[], None] = lambda: None) -> None:
         self.before_each = before_each
@@ -30,7 +34,7 @@ class BlobSource:
         self._kept: OrderedDict[str, bytearray] = OrderedDict()
 
     def add(self, directory: CheckpointDirectory) -> None:
-        """Add a checkpoint to read from, as long as it is open."""
+        """Add a checkpoint to read from. It must remain open."""
         decoder = Decoder(directory)
         for blob in directory.manifest.blobs:
             self._decoders[blob.digest] = decoder
@@ -60,7 +64,7 @@ class BlobSource:
         return memoryview(self.read(digest))[start : start + nbytes]
 
     def sample(self, digest: str, start: int, nbytes: int) -> bytearray:
-        """Return bytes of a plain blob without comparing the digest, only for guesses."""
+        """Return bytes of a plain blob without comparing its digest, for decisions that may be wrong."""
         data = bytearray(nbytes)
         self._decoders[digest].read(digest, start, memoryview(data), "the compaction")
         return data
@@ -88,19 +92,19 @@ def header_of(blob: BlobRecord, segments: list[Segment]) -> Header:
 
 
 def encode(source: BlobSource, blob: BlobRecord, header: Header) -> bytes:
-    """Return the content of the file of a blob in encoded form."""
+    """Return the content of the encoded file of a blob."""
     return container.encode_blob(source.read(blob.digest), header, source.part, before_each=source.before_each)
 
 
 def stage(source: BlobSource, staging: Staging, blob: BlobRecord, data: bytes) -> BlobRecord:
-    """Write an encoded form durably, read it from the disk, decode it, and return its record.
+    """Write an encoded blob durably, read it back from the disk, decode it, and return its record.
 
     Raises:
         SaveFailed: It does not decode to the plain blob.
     """
     digest = algorithm_of(blob.digest).digest(data)
     staging.put(digest, memoryview(data))
-    # From the disk and not from memory, since the plain bytes are deleted in favor of it.
+    # Read the file from the disk and not from memory, since the plain blob will be deleted.
     back = direct.read_range(staging.path_of(digest), 0, len(data) + 1)
     try:
         plain = container.decode_blob(

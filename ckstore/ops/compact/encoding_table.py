@@ -1,4 +1,4 @@
-"""How each blob is stored (encoded against a newer checkpoint, compressed, plain) and its chain of bases."""
+"""Decide how each blob is stored: encoded against a newer checkpoint, compressed without a base, or plain."""
 
 from __future__ import annotations
 
@@ -19,31 +19,35 @@ if TYPE_CHECKING:
     from ckstore.ops.compact.encode import BlobSource
     from ckstore.ops.compact.shares import Orphans
 
-# A load reads and decodes the whole chain: beyond this size, decoding a dense tensor takes longer than it saves.
+# The maximum size of the files in the chain of a blob, as a multiple of its plain size. A load reads and decodes the
+# whole chain. With a larger chain, decoding a dense tensor takes more time than the smaller files save.
 PATH_TIMES = 2
 
 
 class Form(NamedTuple):
-    """A plain blob in encoded form."""
+    """The encoded form of a blob."""
 
-    nbytes: int  # size of the plain blob
-    file: BlobRecord  # the encoded blob
+    nbytes: int  # size of the plain blob in bytes
+    file: BlobRecord  # the encoded file
     bases: tuple[str, ...]  # digests of the plain blobs that are needed to decode it
 
 
 class EncodingTable:
-    """The form of each known plain blob, by its digest. A form that is settled remains so unless it is forgotten."""
+    """The form of each blob for which a form is settled, by the digest of the plain blob.
+
+    A settled form does not change unless it is forgotten.
+    """
 
     def __init__(self) -> None:
         self._encoded: dict[str, Form] = {}
         self._plain: dict[str, int] = {}
 
     def is_settled(self, digest: str) -> bool:
-        """Whether the form of a blob is known."""
+        """Whether the form of a blob is settled."""
         return digest in self._encoded or digest in self._plain
 
     def keep_plain(self, blobs: Iterable[BlobRecord]) -> None:
-        """Settle blobs as plain, unless they are settled."""
+        """Settle blobs as plain, unless they are settled as encoded."""
         for blob in blobs:
             if blob.digest not in self._encoded:
                 self._plain[blob.digest] = blob.nbytes
@@ -59,7 +63,7 @@ class EncodingTable:
             self._plain.pop(digest, None)
 
     def adopt(self, manifest: Manifest) -> None:
-        """Settle the blobs of a checkpoint in their present form, unless they are settled."""
+        """Settle the blobs of a checkpoint in their present form, unless their form is already settled."""
         encoding = encoding_of(manifest)
         if encoding is None:
             self.keep_plain(manifest.blobs)
@@ -79,12 +83,15 @@ class EncodingTable:
             self._encoded[digest] = Form(form.nbytes, encoding.files[form.file], form.bases)
 
     def may_be_base(self, digest: str, of: str) -> bool:
-        """Whether a blob may be a base of another one: settled, not decoded with it, and not too deep in a chain."""
+        """Whether a blob may be a base of the blob `of`.
+
+        All blobs in its chain must be settled, `of` must not be among them, and the chain must not be too long.
+        """
         path = self.path([digest])
         return of not in path and all(map(self.is_settled, path)) and self._depth([digest]) < PATH_MOST
 
     def path(self, digests: Iterable[str]) -> dict[str, Form | None]:
-        """Return blobs and all of their bases -> the encoded form, or None if plain."""
+        """Return the encoded forms of blobs and of all their bases, by digest, with None for each plain blob."""
         found: dict[str, Form | None] = {}
         waiting = list(digests)
         while waiting:
@@ -95,9 +102,12 @@ class EncodingTable:
         return found
 
     def allows(self, digest: str, nbytes: int, file_nbytes: int, bases: Iterable[str], masters: Iterable[str]) -> bool:
-        """Whether a blob may be encoded this way: not through itself, nor by too long or too large a chain.
+        """Whether a blob may be encoded with these bases.
 
-        `masters` are the blobs of which it is a copy, which a load reads anyway.
+        The blob must not be in the chain of the bases, and the chain must not be too long or too large.
+
+        `masters` are the blobs of which it is a copy. A load reads them anyway, so their plain sizes are added to the
+        limit.
         """
         path = self.path(bases)
         if digest in path or any(not self.is_settled(one) for one in path):
@@ -111,7 +121,7 @@ class EncodingTable:
         return depth <= PATH_MOST and path_bytes <= PATH_TIMES * plain_bytes
 
     def _depth(self, digests: Iterable[str]) -> int:
-        """Return the length of the chain of encoded blobs; each is visited once for each place in a chain."""
+        """Return the length of the longest chain of encoded blobs that begins with these blobs."""
         depth, level = 0, {*digests}
         while depth <= PATH_MOST and (forms := [self._encoded[one] for one in level if one in self._encoded]):
             depth += 1
@@ -123,7 +133,7 @@ class EncodingTable:
         return self._encoded.get(digest)
 
     def encoding(self, checkpoint: str, blobs: Iterable[BlobRecord], place: int) -> Encoding:
-        """Return how the directory of a checkpoint with these blobs must be stored."""
+        """Return the encoding of the directory of a checkpoint with these blobs."""
         sizes = dict(blobs)
         path = self.path(sizes)
         files: dict[str, BlobRecord] = {}
@@ -160,7 +170,7 @@ class EncodingPlanner:
     def settle(
         self, manifest: Manifest, mine: Collection[str], base: Manifest, source: BlobSource, staging: Staging
     ) -> None:
-        """Settle the form of each blob in `mine`: masters before their copies, which are decoded with them."""
+        """Settle the form of each blob in `mine`. Masters come before their copies, which are decoded with them."""
         todo = [
             i
             for i, blob in enumerate(manifest.blobs)
@@ -181,7 +191,8 @@ class EncodingPlanner:
             masters = {s.base for s in segments if s.prediction != "same"}
             if self._keep_present(manifest, blob, header.bases, masters):
                 return
-            # Checked before encoding, with the least possible size: most chains that are too long have too long bases.
+            # Check with the least possible size before encoding, because the chain of the bases is often too large by
+            # itself.
             near = fits(header) and self._forms.allows(blob.digest, blob.nbytes, 0, header.bases, masters)
             if not (near and header.bases) and self._keep_over_hole(manifest, blob):
                 return
@@ -202,9 +213,13 @@ class EncodingPlanner:
         self._forms.keep_plain([blob])
 
     def _keep_over_hole(self, manifest: Manifest, blob: BlobRecord) -> bool:
-        """Keep blobs of deleted checkpoints as bases if no other base is near enough; return whether it did."""
-        # Against a base it takes less than its present form with its part of the orphans; without one nearly always
-        # more than half of its plain size (docs/adr/0020). So nothing is encoded only to compare.
+        """Keep the present form of a blob, whose bases are orphans, if no other base is near enough.
+
+        Returns:
+            Whether the present form was kept.
+        """
+        # The present form, with its share of the orphans, is kept if it takes at most half of the plain size. Without a
+        # base, the blob would nearly always take more (docs/adr/0020), so it need not be encoded for a comparison.
         encoding = encoding_of(manifest)
         form = None if encoding is None else encoding.encoded.get(blob.digest)
         if encoding is None or form is None:
@@ -219,7 +234,7 @@ class EncodingPlanner:
         return self._keep_present(manifest, blob, form.bases, ())
 
     def _keep_present(self, manifest: Manifest, blob: BlobRecord, bases: Iterable[str], masters: Iterable[str]) -> bool:
-        """Keep the present encoded form of a blob if its base is the wanted one; return whether it did."""
+        """Keep the present encoded form of a blob if its bases are among the wanted ones; return whether it did."""
         encoding = encoding_of(manifest)
         form = None if encoding is None else encoding.encoded.get(blob.digest)
         if encoding is None or form is None or not set(form.bases) <= set(bases):

@@ -1,4 +1,4 @@
-"""Determine the documents of a checkpoint from its files, after its manifest was lost or damaged."""
+"""Reconstruct the documents in the directory of a checkpoint, after its manifest was lost or damaged there."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ckstore.objects.trash import names_in
 
 
 def documents(path: StorePath, data: bytes, algorithm: Algorithm) -> list[tuple[str, bytes]]:
-    """Return the documents to write to a directory whose manifest is `data`, by name and in this order."""
+    """Return the documents of a directory whose manifest is `data`, as names and contents in the order of writing."""
     manifest, manifest_id = parse_manifest(data, where=f"the manifest of {path}")
     form = encoding_at(path)
     if form is None or form.checkpoint != manifest_id:
@@ -26,20 +26,20 @@ def documents(path: StorePath, data: bytes, algorithm: Algorithm) -> list[tuple[
     if not form.encoded:
         return [(MANIFEST, data)]
     text = render(form, algorithm)
-    # Parse it like a reader: a wrong document is not written, and the existing one is kept.
+    # Parse the document as a reader does, so that a wrong one is not written over the existing one.
     parse_manifest(text, where=f"the encoding of {path}", plain=lambda: data)
     return [(PLAIN, data), (MANIFEST, text)]
 
 
 def _found_encoding(path: StorePath, manifest: Manifest, manifest_id: str) -> Encoding:
-    """Determine how the blobs in a directory are stored from the files: an encoded one names its plain blob."""
+    """Determine from the files in a directory how its blobs are stored: an encoded file names its plain blob."""
     plain = {blob.digest for blob in manifest.blobs}
     listed: list[BlobRecord] = []
     encoded: list[tuple[container.Header, str]] = []
     for name in sorted(filter(is_digest, names_in(path / BLOBS))):
         with files.opened_regular(path / BLOBS / name) as fd:
             nbytes = os.fstat(fd).st_size
-            # The manifest decides first: data of a user may look like an encoded file.
+            # A file that the manifest lists is a plain blob, even if its data looks like an encoded file.
             header = None if name in plain else _header(fd, nbytes)
         listed.append(BlobRecord(name, nbytes))
         if header is not None:

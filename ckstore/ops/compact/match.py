@@ -1,7 +1,7 @@
 """Find bytes of a checkpoint that resemble bytes of another checkpoint, or other bytes of the same one.
 
-Tensors are matched by their names, and copies in half precision by their values. A wrong match costs space and never
-correctness.
+Tensors are matched by their names. A tensor that is a half-precision copy of another tensor is matched by its values. A
+wrong match costs space and never correctness.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _COPIES: Mapping[str, Prediction] = {"bfloat16": "bf16", "float16": "fp16"}
 
 
 class Segment(NamedTuple):
-    """Bytes of a blob, and the bytes of another blob that predict them."""
+    """Some bytes of a blob, and the bytes of another blob, the base, that predict them."""
 
     nbytes: int
-    width: int  # size of an element
-    prediction: Prediction = "same"  # how the base predicts them
-    base: str = ""  # digest of the plain blob; empty without one
-    offset: int = 0  # offset in that blob
+    width: int  # size of an element in bytes
+    prediction: Prediction = "same"  # how the bytes of the base predict the bytes of the blob
+    base: str = ""  # digest of the base in plain form; empty if there is no base
+    offset: int = 0  # offset in the base in bytes
 
 
 class _Place(NamedTuple):
@@ -62,13 +62,13 @@ class StorageLayout:
 
     def _call(self, storage: int, name: object) -> None:
         record = self.manifest.storages[storage]
-        # The size and the tiling are a part of the name, since only then equal offsets mean equal elements.
+        # The key includes the size and the tiling, since equal offsets mean equal elements only if these are equal.
         key = (name, record.nbytes, record.tiling)
         self._name_of[storage] = key
         self.by_name.setdefault(key, storage)
 
     def like(self, other: StorageLayout, storage: int) -> int | None:
-        """Return the storage with the name of a storage of another manifest."""
+        """Return the storage of this manifest that has the same name as a storage of another manifest, or None."""
         name = other._name_of.get(storage)
         return None if name is None else self.by_name.get(name)
 
@@ -93,7 +93,7 @@ class StorageLayout:
                 yield high - low, self.manifest.blobs[extent.blob].digest, extent.offset + low - at
 
     def is_one_leaf(self, storage: int) -> bool:
-        """Whether a storage is exactly one contiguous tensor of torch."""
+        """Whether a storage holds exactly one torch tensor, which is contiguous."""
         leaf, record = self.leaves.get(storage), self.manifest.storages[storage]
         if leaf is None or leaf.kind != "torch" or leaf.strides is not None or record.tiling is not None:
             return False
@@ -115,9 +115,9 @@ class Matcher:
 
     Args:
         own: The checkpoint.
-        base: A newer one.
+        base: The newer checkpoint against which it is encoded.
         read: Returns bytes of a blob of the checkpoint, given the digest, the offset and the length.
-        may_be_base: Whether the first blob may be a base of the second.
+        may_be_base: Returns whether the first blob may be a base of the second.
     """
 
     def __init__(
@@ -131,11 +131,11 @@ class Matcher:
         self._asked: dict[tuple[str, str], bool] = {}
 
     def is_copy(self, blob: int) -> bool:
-        """Whether a part of a blob is a copy of a master, which must be settled first."""
+        """Whether a part of a blob is a half-precision copy of a float32 tensor, whose form must be settled first."""
         return any(place.storage in self._masters for place in self._places.get(blob, ()))
 
     def segments(self, blob: int, *, alone: bool) -> list[Segment]:
-        """Return segments for all bytes of a blob in order; with `alone`, without bases in other blobs."""
+        """Return segments for all bytes of a blob in order. With `alone`, they have no bases."""
         nbytes = self._own.manifest.blobs[blob].nbytes
         found: list[Segment] = []
         at = 0
@@ -164,19 +164,19 @@ class Matcher:
             ratio = base_bytes(prediction, 1)
             start = ratio * place.storage_offset
             parts = list(layout.within(storage, start, start + ratio * place.nbytes))
-            # Elements that the end of a piece cuts, and bytes in the same pack, cannot be decoded this way.
+            # A base must not lie in the same pack, and no piece of it may end inside an element.
             if all(n % (ratio * width) == 0 and self._usable(digest, blob) for n, digest, _ in parts):
                 return [Segment(n // ratio, width, prediction, digest, offset) for n, digest, offset in parts]
         return [Segment(place.nbytes, width)]
 
     def _usable(self, digest: str, blob: str) -> bool:
-        """Whether a piece may be a base of another one, computed once for each pair of blobs."""
+        """Whether a blob may be a base of another one. The answer is computed once for each pair of blobs."""
         if (digest, blob) not in self._asked:
             self._asked[digest, blob] = digest != blob and self._may_be_base(digest, blob)
         return self._asked[digest, blob]
 
     def _pairs(self, read: ReadRange) -> dict[int, int]:
-        """Return the float32 storage of which each half-precision storage is a copy, by their first values."""
+        """Return which half-precision storages are copies of which float32 storages, judging by their first values."""
         own = self._own
         copies = [i for i, leaf in own.leaves.items() if leaf.dtype in _COPIES and own.is_one_leaf(i)]
         if not copies:
@@ -192,7 +192,7 @@ class Matcher:
         for i in copies:
             leaf, sample = own.leaves[i], self._sample(i, 2, read)
             master = masters.get((leaf.shape, _COPIES[leaf.dtype], sample))
-            if master is not None and any(sample):  # zeros match every tensor that begins with zeros
+            if master is not None and any(sample):  # a sample of zeros matches every tensor that begins with zeros
                 pairs[i] = master
         return pairs
 
@@ -201,12 +201,12 @@ class Matcher:
         if found is None:
             return b""
         nbytes, digest, offset = found
-        # Whole elements: a forged piece may end in the middle of an element.
+        # Return only whole elements: a forged piece may end in the middle of an element.
         return bytes(read(digest, offset, nbytes - nbytes % width))
 
 
 def check_covers(segments: list[Segment], nbytes: int) -> None:
-    """Raise if segments do not cover all bytes of a blob: a defect of this program must not create a damaged file."""
+    """Raise if segments do not cover all bytes of a blob, so that a bug of this program creates no damaged file."""
     total = sum(segment.nbytes for segment in segments)
     if total != nbytes:
         raise BadInput(f"the parts of a blob have {total} bytes, wanted {nbytes}")

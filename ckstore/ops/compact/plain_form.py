@@ -1,7 +1,7 @@
 """Heal a lost encoded file by storing the plain blob.
 
-Another version of the encoder creates different bytes for the same blob, so a lost encoded file is not encoded again.
-Instead, each checkpoint that has it gets the plain blob, and a document that says so.
+A lost encoded file cannot be created again, because another version of the encoder creates different bytes for the same
+blob. Instead, each checkpoint that had the file gets the plain blob and a document that lists it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _CATALOG_TIMEOUT_S = 5.0
 
 
 def plain_of(context: Context, file: str, held: dict[CheckpointKey, InUse]) -> tuple[BlobRecord, Manifest] | None:
-    """Return the plain blob that an encoded file encodes, and a manifest that lists it, if one does.
+    """Return the plain blob that an encoded file encodes and the manifest of a checkpoint with the file, or None.
 
     Checkpoints that another process has locked for too long are added to `held`.
     """
@@ -45,7 +45,7 @@ def plain_of(context: Context, file: str, held: dict[CheckpointKey, InUse]) -> t
                 return found, directory.manifest
         except InUse as error:
             held[key] = error
-        except (CkstoreError, OSError):  # another one may have it
+        except (CkstoreError, OSError):  # another checkpoint may have the file
             continue
     return None
 
@@ -57,9 +57,12 @@ def _decoded_from(encoding: Encoding, file: str) -> BlobRecord | None:
 
 
 def put_plain(context: Context, file: str, plain: BlobRecord, good: StorePath, temporary: StorePath) -> Given:
-    """Replace an encoded file by the plain blob in every checkpoint that has it; return which were changed.
+    """Replace an encoded file by the plain blob in every checkpoint that has the file.
 
-    Files that no document names any more remain in their directories, for `put_leftovers_away`.
+    Files that no document names any more remain in their directories until `put_leftovers_away` moves them.
+
+    Returns:
+        How many checkpoints were changed, and which ones another process had locked for too long.
     """
     count = 0
     held: dict[CheckpointKey, InUse] = {}
@@ -71,13 +74,13 @@ def put_plain(context: Context, file: str, plain: BlobRecord, good: StorePath, t
         try:
             with locks.lock_shared(path, timeout_s=WAIT_S) as lock, marks.kept_unless_durable(lock):
                 _put_plain(context, lock, file, plain, good, temporary)
-        except FileNotFoundError:  # it was removed
+        except FileNotFoundError:  # the checkpoint was deleted
             continue
-        except InUse as error:  # usually it is being deleted, and needs nothing any more
+        except InUse as error:  # usually the checkpoint is being deleted, and needs no repair
             held[key] = error
             continue
         count += 1
-        with suppress(CkstoreError):  # the next opener reconciles it otherwise
+        with suppress(CkstoreError):  # if this fails, the next opening of the store updates the catalog
             reconcile_one(context, key, timeout_s=_CATALOG_TIMEOUT_S)
     return Given(count, held)
 
@@ -97,7 +100,7 @@ def _put_plain(  # noqa: PLR0917 - a step of `put_plain`
     text = data = files.read_file(PLAIN, most_bytes=MANIFEST_MAX_BYTES, dir_fd=lock.fd)
     if wanted.encoded:
         text = render(wanted, context.algorithm)
-        # Parse it like a reader: a wrong document is not written, and the existing one is kept.
+        # Parse the document as a reader does, so that a wrong one is not written over the existing one.
         parse_manifest(text, where=f"the encoding of {path}", plain=lambda: data)
     put_document(lock, MANIFEST, text)
     marks.forget_blob(lock, file)
@@ -107,7 +110,7 @@ def leftovers(context: Context) -> Iterator[StorePath]:
     """Yield the directories with files of a compacted form that no document names any more."""
     for key, _ in context.layout.published():
         path = context.layout.checkpoint(key)
-        # A repair removes the plain manifest last, so it still exists if the repair was killed.
+        # A repair removes the plain manifest last. If the repair was killed, this file still exists.
         if dirfd_stat.exists(path / PLAIN) and _leftovers_in(path):
             yield path
 
@@ -120,24 +123,29 @@ def _leftovers_in(path: StorePath) -> list[StorePath]:
         found = [
             path / BLOBS / name for name in dirfd_stat.names(path / BLOBS) if is_digest(name) and name not in named
         ]
-    except (CkstoreError, FileNotFoundError, NotADirectoryError, PermissionError):  # the named files are unknown
+    except (CkstoreError, FileNotFoundError, NotADirectoryError, PermissionError):
+        # It is unknown which files the document names, so none is a leftover.
         return []
     return [*found, *([path / PLAIN] if manifest.form.is_plain else [])]
 
 
 def put_leftovers_away(context: Context, staging: Staging) -> None:
-    """Move files that no document of a checkpoint names any more into the staging of a repair, which goes to trash."""
-    # Not while a process has the checkpoint open: it may still decode with them, by the previous document.
+    """Move files that no document of a checkpoint names any more to the staging directory of a repair.
+
+    The staging directory is moved to trash later.
+    """
+    # Skip a checkpoint that a process has open: the process may still use the previous document and decode with them.
     for path in leftovers(context):
         lock = locks.try_exclusive(path)
         if lock is None:  # the next repair moves them
             continue
         with lock:
-            # The writer of the document may have died or failed before its fsync. A power cut would then bring back the
-            # previous document, which names these files.
+            # The process that wrote the document may have died or failed before its fsync. Without an fsync here, a
+            # power cut could then restore the previous document, which names these files.
             files.sync_open_directory(lock.fd)
             for name in _leftovers_in(path):
-                if name.name == PLAIN:  # it marks the directory for the next repair, so remove the others durably first
+                # The plain manifest marks the directory for the next repair, so remove the other files durably first.
+                if name.name == PLAIN:
                     files.sync_directory(path / BLOBS)
                 staging.put_away(name)
             files.sync_directory(path / BLOBS)
@@ -145,7 +153,7 @@ def put_leftovers_away(context: Context, staging: Staging) -> None:
 
 
 def without(encoding: Encoding, manifest: Manifest, plain: BlobRecord) -> Encoding:
-    """Return the encoding of a directory with one more plain blob, without files that are no longer needed."""
+    """Return an encoding in which one more blob is plain, without the files that are then no longer needed."""
     left = {digest: form for digest, form in encoding.encoded.items() if digest != plain.digest}
     draft = Encoding(encoding.checkpoint, (), left, encoding.place)
     needed = {digest for blob in manifest.blobs for digest in draft.path(blob.digest)}

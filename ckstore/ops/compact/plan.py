@@ -1,4 +1,4 @@
-"""Plan which checkpoints are compacted, and against which: a value, made before anything is changed."""
+"""Plan which checkpoints are compacted, and against which others. Planning changes nothing."""
 
 from __future__ import annotations
 
@@ -22,16 +22,19 @@ from ckstore.ops.refs.listing import infos, no_such_run
 from ckstore.ops.refs.protection import pins_by_id
 
 KEEP_NEWEST = 3
-"""A resume, a rollout worker and an evaluation read the newest checkpoints."""
-# docs/adr/0020: paths of at most seven links over any number of checkpoints, and one in 64 without a base.
+"""The default number of newest checkpoints that remain plain, since resumes and evaluations read them most often."""
 GROUP = 64
+"""The distance between the places of two main bases.
+
+With this value, chains of bases remain short for any number of checkpoints (docs/format/encoded-1.md, "Chains").
+"""
 
 
 class _Rest(NamedTuple):
-    """The checkpoints that remain plain: this many of the newest, and younger ones."""
+    """Which checkpoints remain plain."""
 
-    keep_newest: int
-    created_before: datetime | None
+    keep_newest: int  # how many of the newest of each run
+    created_before: datetime | None  # those that were saved at this time or later
 
 
 def plan(
@@ -42,10 +45,10 @@ def plan(
     keep_newest: int = KEEP_NEWEST,
     created_before: datetime | None = None,
 ) -> CompactionPlan:
-    """Return which checkpoints to encode, against which, and why the others are not encoded.
+    """Return which checkpoints to encode, against which others, and why the remaining ones are not encoded.
 
-    Without `refs`, all checkpoints are considered. The newest `keep_newest` of a run remain plain, and so do those that
-    are younger than `created_before`.
+    Without `refs`, all checkpoints are considered. The newest `keep_newest` of a run remain plain, and so do
+    checkpoints that were saved at `created_before` or later.
     """
     if type(keep_newest) is not int or keep_newest < 1:
         raise BadInput(f"keep_newest must be an integer from 1, got {keep_newest!r}")
@@ -91,12 +94,12 @@ def _plan_run(
         manifests.append(found.manifest)
         if found.manifest is not None:
             orphans.note(found.manifest)
-        # A place is permanent: it decides which base is the best, and dropping neighbors must not change it.
+        # A place is permanent: it determines the base, and dropping neighboring checkpoints must not change it.
         at = max(at + 1, encoding.place if encoding is not None else 0)
         places.append(at)
         away = may_lack_blobs(context.layout.checkpoint(info.key))
         problems.append(found.problem or ("its data is on a remote" if away else ""))
-        # In checkpoints that remain plain, only old packs are encoded.
+        # Encoded old packs do not count: they also occur in checkpoints that remain plain.
         compacted.append(
             found.manifest is not None
             and not all(found.manifest.form.has_file(blob.digest) for blob in own_blobs(found.manifest))
@@ -120,7 +123,7 @@ def _plan_run(
 
 
 def wanted_base(place: int) -> int:
-    """Return the place of the base of a checkpoint (docs/format/encoded-1.md, "Chains")."""
+    """Return the place of the base for the checkpoint at `place` (docs/format/encoded-1.md, "Chains")."""
     return place + (place % GROUP & -(place % GROUP) or GROUP)
 
 
@@ -148,7 +151,7 @@ def opened(context: Context, info: CheckpointInfo) -> CheckpointDirectory:
     Raises:
         DamagedBlob: It is damaged, or was replaced by another one.
     """
-    # It may have been compacted since it was listed: open the latest form.
+    # Open the latest generation: the checkpoint may have been compacted since it was listed.
     key = key_with_id(context.layout, info.run, info.step, info.id) or info.key
     directory = CheckpointDirectory.at(context.layout.checkpoint(key), context.layout.hash_prefix)
     if directory.manifest_id != info.id:

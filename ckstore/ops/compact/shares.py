@@ -1,8 +1,9 @@
-"""How much of each blob a checkpoint needs: an old pack is kept for a few small tensors that never change.
+"""Determine how much of each blob a checkpoint needs, and which blobs of deleted checkpoints are still needed.
 
-Such a pack is encoded once, with the checkpoint that needs most of it, and then in every directory that has it, so it
-does not remain plain because of a part of it. Other files are kept after their checkpoints are deleted, since others
-are decoded with them: these are the orphans.
+An old pack may be kept only for a few small tensors that never change. Such a pack is encoded once, with the checkpoint
+that needs most of it. Its encoded form then replaces it in every directory, even in those of checkpoints that remain
+plain. Some files are kept after their checkpoints are deleted, because other checkpoints are decoded with them. Their
+blobs are called orphans.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from ckstore.model.manifest.manifest import BlobRecord, Manifest
 from ckstore.model.names import CheckpointKey
 
 _OWN = 1 / 4
-"""If a checkpoint needs a smaller part of a blob, the blob is an old one; decoding so little hardly slows a load."""
+"""The minimum share of an own blob that a checkpoint needs.
+
+A blob of which it needs less is an old pack: decoding the small tensors in it hardly slows a load."""
 
 
 def needed_bytes(manifest: Manifest) -> dict[str, int]:
@@ -27,7 +30,7 @@ def needed_bytes(manifest: Manifest) -> dict[str, int]:
 
 
 def own_blobs(manifest: Manifest) -> Iterator[BlobRecord]:
-    """Yield the blobs of which a checkpoint needs a good part."""
+    """Yield the blobs of which a checkpoint needs at least the share `_OWN`."""
     needed = needed_bytes(manifest)
     for blob in manifest.blobs:
         if needed[blob.digest] >= _OWN * blob.nbytes:
@@ -35,7 +38,7 @@ def own_blobs(manifest: Manifest) -> Iterator[BlobRecord]:
 
 
 class Owners:
-    """The checkpoint that needs most of a blob; of several, the one that was noted first."""
+    """The owner of each blob: the checkpoint that needs most of it, or the first of several that need the same."""
 
     def __init__(self) -> None:
         self._found: dict[str, tuple[int, CheckpointKey]] = {}
@@ -47,12 +50,12 @@ class Owners:
                 self._found[digest] = nbytes, key
 
     def is_of(self, digest: str, key: CheckpointKey) -> bool:
-        """Whether a blob is encoded with this checkpoint."""
+        """Whether this checkpoint owns a blob, so that the blob is encoded with it."""
         return self._found.get(digest, (0, key))[1] == key
 
 
 class Orphans:
-    """Blobs that are in no noted manifest, but in the chain of bases of a blob that is."""
+    """Blobs that no noted manifest lists, but that are bases of a listed blob, directly or through other bases."""
 
     def __init__(self) -> None:
         self._own: set[str] = set()
@@ -71,12 +74,12 @@ class Orphans:
                 self._sizes[digest] = sizes[manifest.form.file_of(digest)]
 
     def gone_bytes(self, manifest: Manifest) -> int:
-        """Return the total size of the files that a checkpoint needs for decoding and that no checkpoint has."""
+        """Return the total size in bytes of the orphans' files that a checkpoint needs for decoding."""
         if manifest.form.is_plain:
             return 0
         needed = {digest for blob in manifest.blobs for digest in manifest.form.path(blob.digest)[1:]}
         return sum(self._sizes[digest] for digest in needed - self._own)
 
     def share(self, digest: str) -> float:
-        """Return the share of the file of an orphan that falls to one of its users; 0 if it is not an orphan."""
+        """Return the size of an orphan's file divided by the number of its users, or 0 if the blob is no orphan."""
         return 0 if digest in self._own else self._sizes[digest] / len(self._users[digest])
