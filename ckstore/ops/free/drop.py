@@ -1,4 +1,4 @@
-"""Drop one checkpoint by renaming it to trash durably, and delete a checkpoint by its ref and free its data."""
+"""Drop a checkpoint, which moves it to trash durably, and delete a checkpoint, which also frees its data."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from ckstore.ops.refs.evaluations import check_not_evaluated
 from ckstore.ops.refs.find import AnyRef, find, torn_at
 from ckstore.ops.refs.protection import check_unprotected, gone
 
-# The next opener reconciles what is unfinished after this time, so a delete need not wait longer.
+# If the catalog cannot be updated within this time, the next opener updates it, so a delete need not wait longer.
 _CATALOG_TIMEOUT_S = 5.0
 # A saver locks the run while it checks the checkpoint that it replaces.
 _RUN_TIMEOUT_S = 10.0
@@ -65,7 +65,8 @@ def delete(context: Context, ref: AnyRef, *, dry_run: bool = False, now: bool = 
     with reserve.given_up(context.layout):
         make_kept_durable(context, info.run)
         dropped = drop(context, info, "by hand", 0 if now else _undo_by_hand_s(context))
-        if dropped.catalogued:  # otherwise the next opener updates the catalog, and gc finds the blobs
+        # If the catalog was not updated, the next opener updates it, and gc frees the blobs.
+        if dropped.catalogued:
             reclaim.free_unused(context, dropped.digests)
     if note := tell_unfreed(context):
         warn(note)
@@ -96,8 +97,8 @@ def drop_torn(
         key: The directory.
         undo_s: For how many seconds the deletion can be undone.
         protected: Whether a tag or a pin protects the directory.
-        by_hand: Whether a user named the directory. If not, a checkpoint that was moved there from another step or
-            store is kept.
+        by_hand: Whether a user named the directory. If not, the directory is kept if it holds a checkpoint of another
+            step or store.
 
     Raises:
         InUse, Protected: A process has the directory open, or a tag or a pin names it.
@@ -145,7 +146,7 @@ def _undo_by_hand_s(context: Context) -> float:
 
 
 def tell_unfreed(context: Context) -> str:
-    """Return a note that dropped data is kept for the grace period, once per open store; afterwards an empty string.
+    """Return a note that dropped data is kept for the grace period, or "" if the note is not needed or was returned.
 
     This host cannot see the locks, open files and catalogs of other hosts. On a shared filesystem, files that another
     host may use are therefore not unlinked at once. They remain in ``staging/`` and ``trash/`` for a grace period
@@ -168,7 +169,7 @@ def make_kept_durable(context: Context, run: str) -> None:
 
 
 def check_droppable(context: Context, info: CheckpointInfo) -> None:
-    """Raise the error that `drop` would raise now: the checkpoint is in use, tagged, pinned or already removed."""
+    """Raise the error that `drop` would raise now, for example because the checkpoint is in use, tagged or pinned."""
     with ExitStack() as held:
         held.enter_context(_taken(info, context.layout.checkpoint(info.key)))
         check_unprotected(context, info.key, info)
@@ -190,7 +191,7 @@ def drop(
     """Move a checkpoint that is not in use, tagged or pinned to trash durably. Call `make_kept_durable` first.
 
     The drop can be undone for `undo_s`, or for the grace period on a shared filesystem. Other generations of the
-    checkpoint are moved with it, since one of them would otherwise take its name. They cannot be restored.
+    checkpoint are also moved to trash, since otherwise one of them would take its place. They cannot be restored.
 
     Args:
         context: The store.
@@ -198,16 +199,16 @@ def drop(
         why: The reason, for the log of events.
         undo_s: For how many seconds the drop can be undone.
         last: Called right before the rename, with the exclusive lock of the directory.
-        is_former_form: Move this generation only, since a later one of the same checkpoint is published. Tags and pins
-            name the later one.
-        durable: Whether to fsync. Without it, and after an `OSError`, the checkpoint may reappear after a power cut.
-        catalogue: Whether to update the rows of the catalog. If not, the caller does.
+        is_former_form: Whether to move only this generation, because a later one of the same checkpoint is published.
+            Tags and pins then belong to the later one.
+        durable: Whether to fsync. Without fsync, and after an `OSError`, the checkpoint may reappear after a power cut.
+        catalogue: Whether to update the rows of the catalog. If False, the caller must update them.
     """
     layout = context.layout
     path = layout.checkpoint(info.key)
     with ExitStack() as held:
-        # Lock the run first, as savers do: a saver that inspects the checkpoints of a step sees them unchanged until
-        # its rename.
+        # Lock the run first, as savers do: a saver relies on the checkpoints of a step not changing between its
+        # inspection and its rename.
         try:
             run_lock = held.enter_context(
                 store_locks.lock_run(layout, info.run, exclusive=True, timeout_s=_RUN_TIMEOUT_S)
@@ -218,7 +219,8 @@ def drop(
         if not is_former_form:
             check_unprotected(context, info.key, info)
             check_not_evaluated(context, info)
-        # The checkpoint may have been dropped since it was found by its ref, and another directory moved to its name.
+        # Since the ref was resolved, another process may have dropped the checkpoint and moved another directory to its
+        # name.
         if id_at(path) != info.id:
             raise gone(info)
         others = [] if is_former_form else _others_taken(layout, info, held)
@@ -228,8 +230,9 @@ def drop(
         metrics = _metrics_of(layout, info)
         names = [trash.names_in(one.inside / BLOBS) for one in (lock, *(one for _, one in others))]
         digests = dict.fromkeys(name for of_one in names for name in of_one if is_digest(name))
-        for key, other in others:  # first, so that a process that dies in between leaves the checkpoint unchanged
-            with suppress(FileNotFoundError):  # another process just moved it
+        # Move these first: if the process dies in between, the checkpoint itself is unchanged.
+        for key, other in others:
+            with suppress(FileNotFoundError):  # another process has just moved it
                 trash.move_to_trash(layout, layout.checkpoint(key), other)
             context.known.directories.changed(key, None, None)
         try:
@@ -238,9 +241,9 @@ def drop(
             before = layout.run_stamp(info.run)
             trash.move_to_trash(layout, path, lock, undo_s=undo_s if context.has_undo else 0)
             change = RunChange(before, layout.run_stamp(info.run))
-        except FileNotFoundError:  # another process just moved it
+        except FileNotFoundError:  # another process has just moved it
             raise gone(info) from None
-        run_lock.release()  # savers need not wait for the disk
+        run_lock.release()  # release it before the fsyncs, so that savers need not wait for the disk
         # Sync the new parent first: if a power cut removed both names, gc would not find the blobs.
         for folder in (layout.trash, path.parent) if durable else ():
             files.sync_directory(folder)
@@ -285,9 +288,9 @@ def _taken(info: CheckpointInfo, path: StorePath) -> locks.DirectoryLock:
 
 
 def _reconcile(context: Context, key: CheckpointKey) -> bool:
-    """Make the catalog match the directory, and return whether it was updated."""
+    """Make the catalog match the directory; return whether this succeeded."""
     try:
         reconcile_one(context, key, timeout_s=_CATALOG_TIMEOUT_S)
-    except (CatalogUnavailable, InUse, OSError):  # the next opener does it
+    except (CatalogUnavailable, InUse, OSError):  # the next opener updates the catalog
         return False
     return True

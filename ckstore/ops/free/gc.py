@@ -1,14 +1,14 @@
-"""Free the blobs that the store does not need and no process has open ("Delete and gc" of the design).
+"""Free the blobs that the store does not need and that no process has open.
 
 gc makes a plan (`ckstore.ops.free.gc_plan`) and carries it out step by step. Each step checks every item again:
 
 (0) On a full disk, release the reserve. Update the catalog with checkpoints that other processes published or dropped.
     On a shared filesystem, inspect every checkpoint.
 (a) Rename directories of dead saves in ``staging/`` to ``trash/``.
-(b) Make ``trash/`` and the former parents of its entries durable. Remove its entries, including leftovers of a killed
-    gc, after their digests are entered into the catalog.
-(c) Rename blobs without a use whose canonical name is their last link to ``trash/``, and check them again.
-(d) Make ``trash/`` durable, unlink the blobs, and delete their rows if they still have no use.
+(b) Make ``trash/`` and the former parents of its entries durable. Enter the digests of the entries, including leftovers
+    of a killed gc, into the catalog, and then remove the entries.
+(c) Find unused blobs whose only link is the canonical name. Rename them to ``trash/``, and check them again.
+(d) Make ``trash/`` durable, unlink these blobs, and delete their rows if they are still unused.
 
 Savers keep running: each batch locks the catalog for one short transaction, and takes no other lock that savers need.
 The cost depends on how much is freed: the catalog lists the candidates, and ``blobs/`` is not walked.
@@ -53,15 +53,15 @@ from ckstore.ops.notices import warn
 
 _CATALOG_TIMEOUT_S = 30.0
 _MENDED = ("missing", "behind", "damaged")
-# A failed save or a delete locks the trash for milliseconds. Another gc locks it for longer, and this one does not
-# wait.
+# A failed save or a delete locks the trash for milliseconds, and gc waits for that. Another gc locks it for longer, and
+# gc does not wait for that.
 _START_TIMEOUT_S = 1.0
 _START_PAUSE_S = 0.01
 # XFS counts freed blocks as free within half a second. While free space still grows, wait a little longer.
 _SETTLE_S = 0.5
 _QUIET_S = 0.1
 _OWN_WRITES_BYTES = 2**20
-_NAMES_SHOWN = 10  # a run may drop thousands of checkpoints; the report names all of them
+_NAMES_SHOWN = 10  # the maximum number of names in the warning; the report has all of them, which can be thousands
 
 
 def prune(
@@ -73,21 +73,21 @@ def prune(
     exclusive: bool,
     now: bool = False,
 ) -> GcReport:
-    """Drop the checkpoints that a policy does not keep, then run `collect`; a dry run only reports the effect."""
+    """Drop the checkpoints that a policy does not keep, then run `collect`. A dry run only reports the effect."""
     plan = retain.part_of(policy, run) if isinstance(policy, RetentionPlan) else retain.plan_asked(context, policy, run)
     if dry_run:
-        if isinstance(policy, RetentionPlan):  # made earlier, so it is compared with the store as it is now
+        if isinstance(policy, RetentionPlan):  # the plan was made earlier, so compare it with the store as it is now
             would = retain.carry_out(context, plan, dry_run=True)
         else:
             would = RetentionReport(plan, dropped=tuple(entry.info for entry in plan.dropped), dry_run=True)
         layout = context.layout
         keys = [key for info in would.dropped for key in (info.key, *other_generations(layout, info.key, info.id))]
         return replace(gc_dry(context, keys), retention=would)
-    # Check before the first drop: an unusable store or setting must not be discovered after it.
+    # Check the store and the setting before the first drop, so that no error is raised after it.
     context.check_writable()
     _grace_for(context, exclusive=exclusive)
     done = retain.carry_out(context, plan, 0 if now else setting_of(context.layout, UNDO_BY_HAND_S))
-    if done.refused and not done.dropped:  # otherwise the report names the refused ones
+    if done.refused and not done.dropped:  # if some were dropped, the report names the refused ones instead
         raise done.refused[0]
     try:
         report = collect(context, exclusive=exclusive)
@@ -114,7 +114,8 @@ def gc(context: Context, *, dry_run: bool, exclusive: bool, purge: bool) -> GcRe
 def planned(context: Context, dropping: Collection[CheckpointKey] = (), *, purge: bool = False) -> GcPlan:
     """Return the plan of `collect`, including the superseded checkpoints that it drops."""
     superseded = due(context, purge=purge, without=dropping)
-    waits = not purge and is_undone(context)  # then only former generations do not wait in trash
+    # Superseded checkpoints first wait in trash until their undo window is over. Former generations do not.
+    waits = not purge and is_undone(context)
     return plan_gc(
         context,
         [*dropping, *(one.info.key for one in superseded if one.is_former_form or not waits)],
@@ -138,18 +139,19 @@ def collect(context: Context, *, settle: bool = True, exclusive: bool = False, p
 
     Args:
         context: The store.
-        settle: Forecast the effect of the plan, inspect the changes of other processes if the catalog belongs to this
-            user only, and wait briefly until the filesystem counts the freed blocks as free. A save passes False, and
-            the report then holds only what was done.
-        exclusive: No other host uses the store, so nothing waits for the grace period.
-        purge: Also free dropped checkpoints that could still be restored.
+        settle: Whether to forecast the effect of the plan, inspect the changes of other processes if the catalog
+            belongs to this user only, and wait briefly until the filesystem counts the freed blocks as free. A save
+            passes False; the report then contains only completed actions.
+        exclusive: Whether the caller guarantees that no other host uses the store, so that nothing must wait for the
+            grace period.
+        purge: Whether to free also dropped checkpoints that could still be restored.
     """
     context.check_writable()
     try:
         grace = _grace_for(context, exclusive=exclusive)
         try:
             return _collect(context, settle=settle, grace=grace, purge=purge)
-        except CatalogUnavailable as damaged:  # in rows that `catch_up` does not read
+        except CatalogUnavailable as damaged:  # the damage is in rows that `catch_up` does not read
             if damaged.why not in _MENDED:
                 raise
             for note in mend(context, damaged):
@@ -167,7 +169,8 @@ def _collect(context: Context, *, settle: bool, grace: Grace | None, purge: bool
     free_bytes = dirfd_stat.free_space(layout.path).unused_bytes
     with _start(context, grace, purge=purge) as collector, reserve.given_up(layout):
         _make_current(context, settle=settle)
-        if settle or purge:  # too expensive after each save, and a save drops the checkpoint that it replaces itself
+        # This is too expensive after each save, and a save itself drops the checkpoint that it replaces.
+        if settle or purge:
             drop_superseded(context, purge=purge, grace=grace)
             seen = context.known.directories.look(layout)
             trash.sweep_hidden(layout, [(run, name) for run, one in seen.items() for name in one.names], grace)
@@ -187,13 +190,13 @@ def _collect(context: Context, *, settle: bool, grace: Grace | None, purge: bool
             unseen_processes=collector.unseen_count,
             waits_for_grace=grace is not None,
             plan=plan,
-            # With a grace period most blobs wait, as expected. Without a forecast there is nothing to compare.
+            # With a grace period, most blobs are expected to wait. Without a forecast, there is nothing to compare.
             differences=differences(context, plan, done, swept) if settle and grace is None else (),
         )
     if report.freed_count:
         events.note(context, "freed", nbytes=report.freed_bytes, why=counted(report.freed_count, "blob"))
     context.tell_passed_over()
-    if settle:  # before the reserve is filled again, which uses freed space
+    if settle:  # measure this before the reserve is filled again, which uses freed space
         grown_bytes = _grown_bytes(context, free_bytes, report.freed_bytes)
         report = replace(report, filesystem_freed_bytes=grown_bytes, catalog_bytes=catalog_bytes(context))
     reserve.fill(layout)
@@ -205,13 +208,13 @@ def _make_current(context: Context, *, settle: bool) -> None:
     thorough = context.catalog_is_private and settle
     catch_up(context, "all" if thorough else "counts")
     if not context.view.sees_changes:
-        if settle:  # too expensive after each save, and what it finds can wait
-            # Regardless of its rows: other hosts may have saved, dropped and collected, and an inode number may now
-            # belong to another directory.
+        if settle:  # this is too expensive after each save, and its results can wait
+            # Compare every checkpoint, even if its row seems current: other hosts may have saved, dropped and
+            # collected, so an inode number may now belong to another directory.
             keys = {key for key, _ in context.layout.published()} | context.catalog.listing().keys()
             reconcile_all(context, sorted(keys))
             list_blobs(context, timeout_s=TIMEOUT_S)
-    elif thorough:  # others may have unlinked names, so that this user can now free the last one
+    elif thorough:  # other users may have unlinked names, so that this user can now free the last link
         list_blobs(context, timeout_s=_CATALOG_TIMEOUT_S)
 
 
@@ -219,27 +222,28 @@ def carry_out(context: Context, plan: GcPlan, collector: Collector, grace: Grace
     """Carry out a plan, checking each item again, and return the stagings that were moved to trash."""
     # Items that appeared after the plan was made are left to the next gc.
     layout = context.layout
-    # (a) A rename, as for everything that savers can see. In trash the directories are removed like other entries.
+    # (a) Rename the directories to trash, where step (b) removes them, because savers can see them in staging/.
     all_failed = collector.collected.failed
     swept = trash.sweep_staging(layout, all_failed, grace, plan.dead_stagings)
     trash.sweep_locks(layout, grace)
-    # The records of evaluations of checkpoints that no longer exist.
-    if evaluations.records(layout):  # most stores have none, and are not listed for it
+    # Remove the records of evaluations of checkpoints that no longer exist. Most stores have no records, so their
+    # checkpoints need not be listed.
+    if evaluations.records(layout):
         published = (parse_directory(key.directory) for key, _ in layout.published())
         digits = {name.digits[:SHORT_DIGITS] for name in published if name is not None}
-        # Directories of a draft have no digits; then every record is kept.
+        # The names of directories in a draft have no digits. If there are such directories, every record is kept.
         evaluations.sweep(layout, lambda id: short_id(id, SHORT_DIGITS) in digits or "" in digits)
-    # (b) Before the blobs, which lose links by this.
+    # (b) Empty the trash before freeing blobs, because blobs lose links by this.
     names = [*plan.trash, *swept.values()]
     failed = _empty(collector, names)
-    if isinstance(failed, CatalogUnavailable) and failed.why in _MENDED:  # readable, but not writable
+    if isinstance(failed, CatalogUnavailable) and failed.why in _MENDED:  # the catalog is readable, but not writable
         catch_up(context)
-    # (c, d) Query again: a save may use some of them now, and others have lost their last use.
+    # (c, d) Query the unused blobs again: a save may use some of them now, and others have lost their last use.
     asked = collector.collected.entered.union(plan.unused)
-    asked -= trash.waiting_blobs(layout) if asked else set()  # entries that wait were not removed, unless purged
+    asked -= trash.waiting_blobs(layout) if asked else set()  # blobs of dropped checkpoints that can be restored
     unused = [blob for blob in context.catalog.unused() if blob[0] in asked] if asked else []
     reclaim.mark_for_deletion(context, collector, unused, timeout_s=_CATALOG_TIMEOUT_S)
-    if failed is not None or all_failed:  # on a full disk there may be room now
+    if failed is not None or all_failed:  # try again, since a full disk may now have room
         collector.empty(names if failed is not None else [path.rpartition("/")[2] for path in all_failed])
     failures = [f"{path}: {describe_error(error)}" for path, error in all_failed.items()]
     if failures:
@@ -249,7 +253,7 @@ def carry_out(context: Context, plan: GcPlan, collector: Collector, grace: Grace
 
 def _start(context: Context, grace: Grace | None, *, purge: bool) -> Collector:
     """Start the only collector of the store, and return it."""
-    # A save that failed or replaced a checkpoint empties the trash itself, which is quick: wait for it.
+    # A save that failed or replaced a checkpoint also empties the trash. Wait for it, since it is quick.
     write = reclaim.catalog_writer(context, timeout_s=_CATALOG_TIMEOUT_S)
     deadline = time.monotonic() + _START_TIMEOUT_S
     while True:
@@ -262,19 +266,19 @@ def _start(context: Context, grace: Grace | None, *, purge: bool) -> Collector:
 
 
 def _kept_out(context: Context) -> InUse:
-    """Return the error for a gc whose lock another process holds, naming that process."""
+    """Return the error for a gc that cannot lock ``trash/``; it names the process that holds the lock."""
     status = dirfd_stat.status(context.layout.trash)
     found, who = lock_holders(status), named_holders(status)
     # A gc holds an exclusive lock. Any user who can read the store can hold a shared one.
     if found and all(one.is_shared for one in found):
-        msg = f"a process that is not a gc holds the lock on trash/ of {context.layout.root}{who}"
+        msg = f"a process that is not a gc has locked trash/ of {context.layout.root}{who}"
         return InUse(msg, hint="end that process, or ask its user to end it; then run gc again")
     msg = f"another gc is running in {context.layout.root}{who}"
     return InUse(msg, hint="wait until it has finished")
 
 
 def _empty(collector: Collector, names: Sequence[str]) -> CkstoreError | None:
-    """Empty the trash; return the error if the catalog could not record it, so that the rest was left."""
+    """Empty the trash. If the catalog cannot be updated, keep the remaining entries, and return the error."""
     try:
         collector.empty(names)
     except (CatalogUnavailable, InUse) as error:
@@ -283,8 +287,11 @@ def _empty(collector: Collector, names: Sequence[str]) -> CkstoreError | None:
 
 
 def _grown_bytes(context: Context, before_bytes: int, freed_bytes: int) -> int:
-    """Return by how much free space grew. XFS frees in the background: wait while free space still grows."""
-    # The bytes that gc itself writes to the catalog are allowed for, since they are not freed again.
+    """Return by how many bytes the free space grew.
+
+    XFS frees blocks in the background, so the function waits while the free space still grows.
+    """
+    # gc itself writes to the catalog, so the growth may be smaller than the freed bytes by `_OWN_WRITES_BYTES`.
     most_bytes = grown_bytes = dirfd_stat.free_space(context.layout.path).unused_bytes - before_bytes
     begun_s = grew_s = time.monotonic()
     while grown_bytes + _OWN_WRITES_BYTES < freed_bytes:

@@ -1,4 +1,4 @@
-"""The plan of gc: its steps and their effect. gc carries it out, and a dry run prints it; planning changes nothing."""
+"""Plan a gc: its steps and their effect. Planning changes nothing. gc carries out the plan; a dry run prints it."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ _CATALOG_TIMEOUT_S = 5.0
 def plan_gc(
     context: Context, dropping: Collection[CheckpointKey] = (), *, forecast: bool = True, purge: bool = False
 ) -> GcPlan:
-    """Return what gc would do now, or after the checkpoints `dropping` were dropped; change nothing.
+    """Return what gc would do now, or after the checkpoints `dropping` were dropped.
 
     Args:
         context: The store.
         dropping: Checkpoints to treat as dropped.
-        forecast: Also determine the effect of each step. This makes the checks on each blob that gc repeats later, so a
-            save leaves it out.
-        purge: Include dropped checkpoints in trash that could still be restored.
+        forecast: Whether to determine the effect of each step also. This requires checks on each blob that gc repeats
+            later, so a save passes False.
+        purge: Whether to include dropped checkpoints in trash that could still be restored.
     """
     layout = context.layout
     waiting = trash.waiting_blobs(layout, purge=purge)
@@ -63,25 +63,25 @@ def _foreseen(context: Context, plan: GcPlan, dropping: Collection[CheckpointKey
     for path in (layout.trash / name for name in plan.trash):
         if dirfd_stat.is_directory(path):
             leaving.append(path)
-        elif is_digest(digest := path.name.partition(".")[0]):  # an earlier gc marked it, and left it
+        elif is_digest(digest := path.name.partition(".")[0]):  # a blob that an earlier gc marked and did not delete
             touched.add(digest)
             going.add(digest, path)
     leaving += [layout.checkpoint(key) for key in dropping]
-    for path, held_path in with_open_parents((path, path) for path in leaving):  # a run may have thousands
+    for path, held_path in with_open_parents((path, path) for path in leaving):  # opens each parent only once
         touched.update(going.add_checkpoint(path, held_path))
     unused = {*plan.unused}
     if touched:
         unused |= context.catalog.without_use(touched - unused, without=dropping)
     going.add_canonical(map(layout.blob, sorted(unused)))
-    # A file is freed when all of its links are removed. The link count says how many it has.
+    # A file is freed if the plan removes as many links as its link count.
     lasts = going.lasts()
     seen = judge.look_for(lasts)
     held: list[LastLink] = []
     free: list[LastLink] = []
     for last, path in with_open_parents((last, last.path) for last in lasts):
-        # Open parents are used for names in blobs/ only: those share directories, and no opener renames them.
+        # Use the open parents for names in blobs/ only: these names share directories, which no opener renames.
         asked = replace(last, path=path) if last.path.parts[0] == layout.blobs.name else last
-        with suppress(FileNotFoundError):  # an opener moved it to trash in the meantime: the next gc checks it there
+        with suppress(FileNotFoundError):  # an opener has moved it to trash, where the next gc checks it
             (held if judge.is_held(asked, seen) else free).append(last)
     linked = linked_outside(context, going.linked(unused), dropping)
     idle = not (free or held or linked)
@@ -100,9 +100,12 @@ def _foreseen(context: Context, plan: GcPlan, dropping: Collection[CheckpointKey
 def linked_outside(
     context: Context, sizes: Mapping[str, int], dropping: Collection[CheckpointKey] = ()
 ) -> tuple[LinkedBlob, ...]:
-    """Return the unused blobs among `sizes`, treating `dropping` as dropped, that have links outside the store."""
-    # A running save creates and moves links, so one pass may miss a link. A count is accepted when two passes in a row
-    # found the same directories and the same counts. If the store is too busy for that, nothing is reported, and the
+    """Return the blobs among `sizes` that are unused and have links outside the store.
+
+    The checkpoints `dropping` count as dropped.
+    """
+    # A running save creates and moves links, so one pass may miss a link. Counts are accepted when two passes in a row
+    # find the same directories and the same counts. If the store is too busy for that, nothing is reported, and the
     # next gc checks again.
     if not sizes:
         return ()
@@ -116,8 +119,8 @@ def linked_outside(
         if seen != (names.listing, counts):
             seen = (names.listing, counts)
             continue
-        # The rows of some kept checkpoints may be too old: of one that a killed pull left partly evicted, or that
-        # another member of the group pulled, since a member cannot change the times of another's manifest.
+        # The rows of some kept checkpoints may be too old: a killed pull may have left a checkpoint partly evicted, or
+        # another member of the group may have pulled one without being able to change the time of its manifest.
         inside = names.in_kept(counts.keys())
         with suppress(CatalogUnavailable, InUse):
             for key in inside:
@@ -128,7 +131,7 @@ def linked_outside(
 
 
 class _Names:
-    """The links that blobs have in the store, except those in checkpoints that are catalogued and kept."""
+    """The links to blobs in the store, except those in kept checkpoints whose rows in the catalog are current."""
 
     def __init__(self, context: Context, dropping: Collection[CheckpointKey]) -> None:
         layout = self._layout = context.layout
@@ -146,22 +149,22 @@ class _Names:
 
     @LazyProperty
     def _loose(self) -> list[StorePath]:
-        """Links to blobs outside ``blobs/``: temporary ones of running saves, and marked blobs in trash."""
+        """Other links to blobs: the temporary links of running saves, and marked blobs in trash."""
         stagings, trashed, unknown = self.listing
         found = [path for path in trashed if is_digest(path.name.partition(".")[0])]
         for folder in (*stagings, *trashed, *unknown):
-            # A save of another member may not have opened its directory to the group yet. A link that is not counted
-            # makes its blob stay.
+            # A save of another member of the group may not have opened its directory to the group yet. This is safe: if
+            # a link is not counted, its blob is kept.
             with suppress(PermissionError):
                 if dirfd_stat.is_directory(folder):
                     found += [folder / name for name in trash.names_in(folder) if name.startswith("new-")]
         return found
 
     def outside(self, digest: str) -> int:
-        """Return how many links outside the store the canonical blob has, if no kept checkpoint uses it."""
+        """Return how many links outside the store the canonical file has, assuming that no kept checkpoint uses it."""
         canonical = self._layout.blob(digest)
         inside = [folder / BLOBS / digest for folders in self.listing for folder in folders]
-        # An eviction moves the directory of the blobs itself to trash.
+        # An eviction moves blobs/ of a checkpoint to trash, so the blobs are direct entries of the moved directory.
         inside += [folder / digest for folder in self.listing[1]]
         names = NameCount()
         for path in (canonical, *inside, *self._loose):
@@ -170,7 +173,7 @@ class _Names:
         return 0 if found is None else max(0, found.st_nlink - names.counts[found.st_dev, found.st_ino])
 
     def in_kept(self, digests: Collection[str]) -> dict[CheckpointKey, set[str]]:
-        """Return the catalogued and kept checkpoints that have some of these blobs, and which ones."""
+        """Return the kept checkpoints with current rows that have some of these blobs, and which blobs they have."""
         found = {}
         for key in self._kept:
             if here := {*trash.names_in(self._layout.checkpoint(key) / BLOBS)}.intersection(digests):
@@ -179,7 +182,7 @@ class _Names:
 
 
 def differences(context: Context, plan: GcPlan, done: Collected, swept: Collection[str]) -> tuple[str, ...]:
-    """Return a line for each difference between a plan and its result (`done`, `swept`), with its current reason."""
+    """Return a line for each difference between a plan and its result (`done` and `swept`), with the reason."""
     planned, freed = Counter(blob.digest for blob in plan.blobs), Counter(blob.digest for blob in done.freed)
     kept = {blob.digest: blob for blob in plan.held}
     said = [
@@ -211,15 +214,18 @@ def _why_not(context: Context, digest: str, done: Collected) -> str:
 
 
 def next_to_free(context: Context) -> NextToFree | None:
-    """Return what deleting the oldest unprotected checkpoint would free; None if only the newest one is left."""
-    # The catalog says which checkpoint is the oldest, and link counts say how much it would free.
+    """Return what deleting the oldest unprotected checkpoint would free, or None if there is no such checkpoint.
+
+    The newest checkpoint does not count.
+    """
+    # The catalog determines which checkpoint is the oldest. Link counts determine how much its deletion would free.
     try:
         tagged, pinned = tags_by_checkpoint(context.layout), pins_by_id(context, datetime.now(UTC))
         listed = context.catalog.infos()
-    except CkstoreError:  # this is only advice
+    except CkstoreError:  # the result is only advice
         return None
     for info in with_superseded(listed)[:-1]:  # the last is the newest
-        # gc drops a superseded one by itself, and its name belongs to a newer checkpoint.
+        # gc drops a superseded checkpoint by itself, and a user cannot delete it by its name, which names a newer one.
         if info.superseded or info.key.any_generation in tagged or info.id in pinned:
             continue
         keys = (info.key, *other_generations(context.layout, info.key, info.id))
@@ -231,8 +237,8 @@ def next_to_free(context: Context) -> NextToFree | None:
 
 
 def freed_in_turn(context: Context, folders: Iterable[StorePath]) -> list[list[tuple[str, int]]]:
-    """Return the blobs (digest, size) that each directory of a checkpoint frees when they are removed in turn."""
-    # By link counts: a blob is freed with the last of the checkpoints that link to it, unless it has another link.
+    """Return the blobs (digest, size) that are freed by each of these directories if they are removed one by one."""
+    # A blob is freed by the removal of its last link, which its link count shows.
     going = NameCount()
     canonical: set[str] = set()
     freed = []
@@ -240,7 +246,7 @@ def freed_in_turn(context: Context, folders: Iterable[StorePath]) -> list[list[t
         gone = []
         for digest, there in blobs_in(folder / BLOBS):
             lasts = [going.add(digest, folder / BLOBS / digest, there)]
-            if digest not in canonical:  # that link may be missing, or just being removed
+            if digest not in canonical:  # count the canonical link once; it may also be missing
                 canonical.add(digest)
                 lasts.append(going.add(digest, context.layout.blob(digest)))
             gone += [(digest, last.st_size) for last in lasts if last is not None]

@@ -1,9 +1,9 @@
-"""Make room for a save: before it if it would not fit, and afterwards by the retention policy for its run.
+"""Make room for a save that would not fit, and apply the retention policy after a save.
 
-A save that would not fit first evicts checkpoints that another place has, then drops checkpoints by the policy for this
-case. Nothing is removed unless that is enough. No more than necessary is removed, the oldest first. Tags, pins, open
-readers and the newest valid checkpoint of each run are protected as always. If nothing helps, the error says what
-would.
+A save that would not fit first evicts checkpoints that a remote or another store also has. Then it drops checkpoints by
+the policy `make_room`. Checkpoints are removed only if removing them frees enough, the oldest first, and no more than
+necessary. Tags, pins, open readers and the newest valid checkpoint of each run are protected as always. If the save
+still does not fit, its error says how to free space.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ from ckstore.ops.free.superseded_checkpoints import drop_superseded, due
 from ckstore.ops.index.catalog_place import why_of_several_users
 
 _KEEP_LAST = (10, 3, 1)
-"""The values of `keep_last` that the advice tries, the one that keeps most first."""
-# Its directory, blobs/ in it, and the manifest.
+"""The values of `keep_last` that the advice tries, the largest first."""
+# A checkpoint has a directory, the directory blobs/ in it, and a manifest.
 _CHECKPOINT_INODES = 3
 _ROUNDS = 3
 _SHOWN = 5
@@ -54,18 +54,18 @@ _SHOWN = 5
 def make_room(context: Context, new: Amount, claimed: Collection[str]) -> tuple[str, ...]:
     """Free the space that a save lacks, and return one sentence for each action.
 
-    The other place and the policy for this case decide what is removed. Nothing is dropped on a shared filesystem.
-    Dropping checkpoints that use the blobs in `claimed` would not free those blobs, which the save uses.
+    On a shared filesystem, nothing is dropped. The blobs in `claimed` do not count as freed by dropping checkpoints,
+    because the save uses them.
     """
-    # The download cache first, since it can be downloaded again.
+    # Clear the download cache first, since its content can be downloaded again.
     download_cache.clear(context.layout)
-    # Then dropped and superseded checkpoints: they are worth less than this save and less than current ones.
+    # Then free dropped and superseded checkpoints, which are worth less than current ones.
     purge(context)
     policy, own_only = make_room_of(context.layout)
     planned = partial(plan_retention, context, policy, urgent=True, own_only=own_only)
     if context.measure(new).fits:
         return ()
-    # Checkpoints dropped now would be freed after the grace period; free those dropped earlier.
+    # Checkpoints dropped now would be freed only after the grace period, so only free those that were dropped earlier.
     if not context.view.frees_at_once:
         if policy is not None:
             collect(context, settle=False)
@@ -74,7 +74,7 @@ def make_room(context: Context, new: Amount, claimed: Collection[str]) -> tuple[
     if policy is None or context.measure(new).fits:
         return evicted
     dropped: list[str] = []
-    for _ in range(_ROUNDS):  # a process may have opened a checkpoint that was chosen
+    for _ in range(_ROUNDS):  # try again, since a process may have opened a chosen checkpoint
         missing = context.measure(new).missing
         chosen = None if missing == Amount() else _choose(context, planned, missing, claimed)
         if chosen is None:
@@ -97,14 +97,14 @@ def _let_go(
     new: Amount,
     claimed: Collection[str],
 ) -> tuple[str, ...]:
-    """Evict checkpoints that another place has if that frees enough, alone or with drops; return a sentence."""
+    """Evict checkpoints that another place has, if that and drops together free enough; return a sentence about it."""
     evictor = None if context.evictor is None else context.evictor()
     if evictor is None:
         return ()
     stays = policy_of(context.layout, KEEP_LOCAL) or policy or RetentionPolicy(keep_last=1)
     able = _oldest_first(evictor.plan(stays).dropped)
     names = {entry.info.name for entry in able}
-    # If that is not enough, also drop checkpoints whose data is not evicted.
+    # If evictions are not enough, checkpoints that were not evicted are also dropped.
     others = [] if policy is None else _droppable(planned)
     ways = [*able, *(entry for entry in others if entry.info.name not in names)]
     freed = [_freed_by_gc(context), *_freed_by_each(context, ways, claimed)]
@@ -113,9 +113,10 @@ def _let_go(
     if not going:
         return ()
     try:
-        with reserve.given_up(context.layout):  # on a full disk there is no space to record where the data is
+        # An eviction records where the data is, which needs the reserve if the disk is full.
+        with reserve.given_up(context.layout):
             evicted = evictor.evict(going)
-    except CkstoreError as error:  # an unreachable place must not keep the policy from making room
+    except CkstoreError as error:  # if the place is unreachable, the policy must still be able to make room
         return (f"no checkpoint on {evictor.name} was evicted locally: {error.message}",)
     collect(context)
     if not evicted:
@@ -134,13 +135,13 @@ def _droppable(planned: Callable[[], RetentionPlan]) -> list[PlanEntry]:
 
 
 def purge(context: Context) -> bool:
-    """Free dropped checkpoints that could be restored and superseded ones; return False without any.
+    """Free superseded checkpoints, and dropped ones that could be restored; return whether there were any.
 
-    Failures are ignored. On a shared filesystem nothing is freed, since the grace period applies.
+    Nothing is freed if another collector is running, or on a shared filesystem, where the grace period applies.
     """
     if not context.view.frees_at_once or not (trash.has_waiting(context.layout) or due(context, purge=True)):
         return False
-    with suppress(InUse):  # another collector is at work
+    with suppress(InUse):  # another collector is running
         collect(context, settle=False, purge=True)
     return True
 
@@ -148,7 +149,10 @@ def purge(context: Context) -> bool:
 def _choose(
     context: Context, planned: Callable[[], RetentionPlan], missing: Amount, claimed: Collection[str]
 ) -> set[str] | None:
-    """Return which checkpoints to drop, oldest first, so that gc frees enough; None if all of them are not enough."""
+    """Return the names of the checkpoints to drop so that gc frees enough, or None if dropping all is not enough.
+
+    The oldest are chosen first.
+    """
     by_gc = _freed_by_gc(context)
     oldest_first = _droppable(planned)
     count = shortest([by_gc, *_freed_by_each(context, oldest_first, claimed)], missing)
@@ -172,9 +176,9 @@ def _freed_by_each(
 
 
 def how_to_free(context: Context, missing: Amount | None = None) -> str:
-    """Return advice on how to free space: what frees how much, and whether it covers `missing` if that is known.
+    """Return advice on how to free space: commands, how much each frees, and whether that covers `missing`.
 
-    Errors are not raised, since this is only advice.
+    No error is raised, since the result is only advice.
     """
     try:
         by_gc = _freed_by_gc(context)
@@ -187,12 +191,12 @@ def how_to_free(context: Context, missing: Amount | None = None) -> str:
             evicts = sum(_freed_by_each(context, evictor.evictable()), by_gc)
             ways.append(Way(f"ckstore evict --all --remote {evictor.name}", evicts))
         for count in _KEEP_LAST:
-            plan = plan_retention(context, RetentionPolicy(keep_last=count), sure=False)  # this is only advice
+            plan = plan_retention(context, RetentionPolicy(keep_last=count), sure=False)
             frees = sum(_freed_by_each(context, plan.dropped), by_gc)
             ways.append(Way(f"ckstore prune --keep-last {count} and then {gc}", frees))
             if missing is not None and frees.covers(missing):
                 break
-    except (CkstoreError, OSError):  # the refusal itself matters more
+    except (CkstoreError, OSError):  # an error here must not hide the error that needs the advice
         return "drop old checkpoints (ckstore prune), then ckstore gc --now, or free space on the filesystem"
     return advice(ways, missing)
 
@@ -211,7 +215,7 @@ def keep_policy(publication: Publication) -> Sequence[str]:
     plans = [] if policy is None else [plan_drops(context, policy, run, own_only=rules.is_own_only(run))]
     done = [carry_out(context, plan, undo_s) for plan in plans]
     if rules.budget is not None and _used_bytes(context, own_only=BUDGET in rules.own_only) > rules.budget.most:
-        drop_superseded(context, purge=True)  # worth less than any other checkpoint
+        drop_superseded(context, purge=True)  # superseded checkpoints are worth less than all others
         plans.append(plan_retention(context, None))
         done.append(carry_out(context, plans[-1], undo_s))
     dropped = any(report.dropped for report in done)
@@ -221,7 +225,7 @@ def keep_policy(publication: Publication) -> Sequence[str]:
         if policy is not None or dropped:
             unfreed = _collect(context, dropped=dropped)
     except (CkstoreError, OSError):
-        if not refused:  # otherwise the refusal came first, and is likely to be the cause
+        if not refused:  # if a drop failed, its error is probably the cause and is reported below
             raise
     notes = [*dict.fromkeys(note for plan in plans for note in plan.notes)]
     notes += [unfreed] if unfreed else []
@@ -238,18 +242,21 @@ def failed_afterwards(what: str, run: str, why: str) -> str:
 
 
 def _used_bytes(context: Context, *, own_only: bool) -> int:
-    """Return the size of the blobs of all checkpoints, or of this user's; it only decides whether to look further."""
-    # The catalog counts equal blobs of several users once, and does not know who saved a checkpoint.
+    """Return the size in bytes of the blobs of all checkpoints, or of those that this user saved.
+
+    The result only decides whether the budget must be checked exactly.
+    """
+    # The catalog counts equal blobs of several users only once, and does not record who saved a checkpoint.
     if own_only or why_of_several_users(context.layout.path):
         return bytes_on_disk(context, own_only=own_only)
     try:
         return context.catalog.used_bytes()
-    except CatalogUnavailable:  # then look at the directories
+    except CatalogUnavailable:  # the exact check then reads the directories
         return sys.maxsize
 
 
 def _collect(context: Context, *, dropped: bool) -> str:
-    """Free what was dropped; return a note about blobs that were not freed and why, or an empty string."""
+    """Free the dropped checkpoints; return a note about blobs that were not freed and why, or an empty string."""
     frees_at_once = context.view.frees_at_once
     if not frees_at_once and not dropped:
         return ""
@@ -257,7 +264,7 @@ def _collect(context: Context, *, dropped: bool) -> str:
         held = collect(context, settle=False).held
         if not frees_at_once:
             return tell_unfreed(context)
-    except InUse as error:  # another gc is running, or the next one frees it
+    except InUse as error:  # another gc is running; it or the next gc frees the space
         if service_failed(error):
             raise
         return ""

@@ -1,4 +1,4 @@
-"""Free the leftovers of failed and replaced saves, and of deleted checkpoints."""
+"""Free the leftovers of failed and replaced saves and of deleted checkpoints."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from ckstore.objects.staging import Staging
     from ckstore.ops.context import Context
 
-# The user waits for it, and gc does what is left undone.
+# This time is short, because the user waits, and the next gc continues the work.
 _CATALOG_TIMEOUT_S = 2.0
 _BATCH = 2048
-"""Scanning all processes takes about as long as renaming this many blobs."""
+"""The maximum number of blobs in a batch. Renaming this many takes about as long as scanning all processes once."""
 
 
 def abandon(context: Context, staging: Staging, error: BaseException, *, purge: bool = True) -> None:
@@ -29,27 +29,29 @@ def abandon(context: Context, staging: Staging, error: BaseException, *, purge: 
     if not isinstance(error, UnknownOutcome):
         discard(context, staging, error, purge=purge)
         return
-    # Removing its directory could destroy a checkpoint. The next opener locks it and inspects it.
+    # The directory may be a published checkpoint, so it must not be removed. The next opener locks and inspects it.
     context.writes_disabled_because = error.message
     staging.lock.release()
 
 
 def discard(context: Context, staging: Staging, error: BaseException | None = None, *, purge: bool = True) -> None:
-    """Move a save that will not be published to trash, and free what only it needed, as far as possible now.
+    """Move the staging directory of a save that will not be published to trash, and free the blobs that only it used.
 
-    On a shared filesystem it is kept for the grace period, unless `error` says that the disk is full: no reader on any
-    host can have opened blobs that this save wrote itself, and other saves that use them have their own links. With
-    `purge`, a full disk also makes it free dropped checkpoints that could be restored, so that the next save fits.
+    On a shared filesystem, the directory is kept for the grace period, unless `error` says that the disk is full. Then
+    its own blobs are freed at once: no reader on any host can have opened blobs that this save wrote itself, and other
+    saves that use them have their own links. With `purge`, dropped checkpoints that could be restored are also freed on
+    a full disk, so that the next save fits.
 
-    Leftovers remain in `staging/` or `trash/`, where the next opener or gc finds them. An error raised by this function
-    would hide the error that made the save fail. A child that was forked during a save has lost the lock, and leaves
-    the save to its parent.
+    This function raises no `OSError`, which would hide the error that made the save fail. Leftovers remain in
+    `staging/` or `trash/`, where the next opener or gc finds them. A child that was forked during a save does not have
+    the lock, and does nothing.
     """
     if staging.lock.fd < 0:
         return
     try:
         moved = _moved(context, staging)
-        with reserve.given_up(context.layout, full=None if moved else True):  # it frees the data that filled the disk
+        # Release the reserve, so that freeing the data that filled the disk has space to work with.
+        with reserve.given_up(context.layout, full=None if moved else True):
             moved = moved or trash.move_to_trash(context.layout, staging.path, staging.lock)
             staging.lock.release()
             if context.view.frees_at_once:
@@ -63,7 +65,8 @@ def discard(context: Context, staging: Staging, error: BaseException | None = No
 
 
 def _moved(context: Context, staging: Staging) -> StorePath | None:
-    """Move a save to trash; return None if there is no space even for that, as on btrfs."""
+    """Move a staging directory to trash. Return its new path, or None if the disk has no space for the rename."""
+    # On a full btrfs, even a rename fails.
     try:
         return trash.move_to_trash(context.layout, staging.path, staging.lock)
     except OSError as error:
@@ -73,9 +76,9 @@ def _moved(context: Context, staging: Staging) -> StorePath | None:
 
 
 def free_unused(context: Context, digests: Iterable[str] = (), *, purge: bool = False) -> None:
-    """Empty the trash, then free those of the blobs `digests` that are unused, unless a collector is running.
+    """Empty the trash, then free the unused blobs among `digests`, unless a collector is running.
 
-    Whatever fails is left to gc, without an error. On a shared filesystem everything is left to gc.
+    No error is raised: the next gc frees the rest. On a shared filesystem, this function does nothing.
     """
     if not context.view.frees_at_once:
         return
@@ -96,18 +99,18 @@ def free_unused(context: Context, digests: Iterable[str] = (), *, purge: bool = 
 
 
 def frees_undo(context: Context, error: BaseException) -> bool:
-    """Whether rolling back a failed save frees dropped checkpoints that could be restored, for the next save."""
+    """Whether rolling back a failed save also frees dropped checkpoints that could be restored."""
     return is_full(error) and context.view.frees_at_once and trash.has_waiting(context.layout)
 
 
 def is_full(error: BaseException | None) -> bool:
-    """Whether an error says that the filesystem, or a quota, is full."""
+    """Whether an error means that the filesystem or a quota is full."""
     full = isinstance(error, OSError) and error.errno in files.NO_SPACE
     return full or isinstance(error, InsufficientSpace)
 
 
 def _free_own(context: Context, name: str, written: Mapping[str, int]) -> None:
-    """Remove one entry of trash, a staging of this process, and free the blobs that this save wrote itself."""
+    """Remove the entry `name` of trash, a staging directory of this process, and free the blobs that its save wrote."""
     try:
         write = catalog_writer(context, timeout_s=_CATALOG_TIMEOUT_S)
         collector = Collector.try_start(context.layout, write, leases=False)
@@ -116,12 +119,12 @@ def _free_own(context: Context, name: str, written: Mapping[str, int]) -> None:
         with collector:
             collector.empty([name])
             mark_for_deletion(context, collector, list(written.items()), timeout_s=_CATALOG_TIMEOUT_S)
-    except CkstoreError:  # on a full disk the catalog cannot be written: gc frees it after the grace period
+    except CkstoreError:  # the catalog cannot be written on a full disk: gc frees the blobs after the grace period
         return
 
 
 def catalog_writer(context: Context, *, timeout_s: float) -> EnterCandidates:
-    """Return the function that a collector calls with blobs and their checkpoint before it removes their links."""
+    """Return the function that updates the catalog. A collector calls it before it removes links to blobs."""
 
     def write(blobs: list[tuple[str, int]], key: CheckpointKey | None) -> None:
         if key is not None:

@@ -1,4 +1,4 @@
-"""Apply retention: inspect the checkpoints, plan, and drop. The rules are in `model/settings/retention_plan`."""
+"""Apply retention: inspect checkpoints, plan, and drop. The rules are in `model/settings/retention_plan`."""
 
 from __future__ import annotations
 
@@ -32,10 +32,11 @@ from ckstore.ops.refs.evaluations import kept_for_evaluation
 from ckstore.ops.refs.listing import in_order, infos, no_such_run, order_problem
 from ckstore.ops.refs.protection import check_tags, pins_by_id
 
-# A process that holds an exclusive lock is dropping it, which is quick. Then the next newest one is locked instead.
+# A process with an exclusive lock is dropping the checkpoint. If the lock is not released within this time, the next
+# newest checkpoint is locked instead.
 _GUARD_TIMEOUT_S = 1.0
 _SPARE = 5
-"""How many of the newest may be damaged before all are inspected."""
+"""How many of the newest checkpoints may be damaged before all checkpoints are inspected."""
 
 
 def plan_retention(
@@ -47,19 +48,20 @@ def plan_retention(
     urgent: bool = False,
     own_only: bool = False,
 ) -> RetentionPlan:
-    """Return what a policy keeps and drops now, and why. Only wrong rows of the catalog are changed.
+    """Return which checkpoints a policy keeps and drops now, and why. Only wrong rows of the catalog are changed.
 
     Args:
         context: The store.
-        policy: The policy. If None, that of the store.
+        policy: The policy. If None, the policy of the store.
         run: The run. If None, all runs.
-        sure: Read the manifests. If False, for advice only, the rows of the catalog are believed.
-        urgent: A save has no room, so nothing is kept for the mirror, which must not make a save fail.
-        own_only: Apply `policy` to the checkpoints of this user only, and ignore the others.
+        sure: Whether to read the manifests. If False, the rows of the catalog are trusted, so the plan is only advice.
+        urgent: Whether a save has no room. If so, nothing is kept for the mirror, because the mirror must not make a
+            save fail.
+        own_only: Whether to apply `policy` to the checkpoints of this user only, and to ignore all others.
     """
-    # Validity is checked for the checkpoints that the plan relies on, and reader locks for those that it would drop.
-    # Checking all would slow down every save. The manifests of both are read (rule D): a wrong row of the catalog drops
-    # nothing. A wrong row may keep a checkpoint for another reason; then more is kept.
+    # Checking every checkpoint would slow down every save. Therefore validity is checked only for the checkpoints that
+    # the plan relies on, and reader locks only for those that it would drop. The manifests of both are read (rule D),
+    # so a wrong row of the catalog never causes a drop. It may only cause a checkpoint to be kept.
     rules: RetentionPolicy | Mapping[str, RetentionPolicy] = policy or {}
     budget: Budget | None = None
     own_budget, own_rules = own_only, StoreRules(policy, {}, None)
@@ -78,7 +80,7 @@ def plan_retention(
             )
     now = datetime.now(UTC)
     every = infos(context, run, superseded=True)
-    # A rule set by a user who is not the owner of the store applies to that user's checkpoints.
+    # If a user who is not the owner of the store sets a rule, it applies only to that user's checkpoints.
     own_runs = {run for run in {info.run for info in every} if own_budget or own_rules.is_own_only(run)}
     every = [info for info in every if info.run not in own_runs or _is_own(context, info)]
     looked_at = [info for info in every if not info.superseded]
@@ -96,9 +98,10 @@ def _is_own(context: Context, info: CheckpointInfo) -> bool:
 def plan_among(
     context: Context, policy: RetentionPolicy, listed: Iterable[CheckpointInfo], wanted_by: Mapping[str, str]
 ) -> RetentionPlan:
-    """Return which of the listed checkpoints a policy keeps, and why; those in `wanted_by` are kept for that reason.
+    """Return which of the listed checkpoints a policy keeps, and why.
 
-    No manifest is read, so the plan cannot be carried out as drops.
+    The checkpoints in `wanted_by` (name -> reason) are also kept. No manifest is read, so the plan must not be used to
+    drop checkpoints.
     """
     history = _history(context, datetime.now(UTC), listed, policy, urgent=True)
     for name, why in wanted_by.items():
@@ -107,7 +110,7 @@ def plan_among(
 
 
 def plan_asked(context: Context, policy: RetentionPolicy | None, run: str | None) -> RetentionPlan:
-    """As `plan_retention`, for a policy and a run that a person gives: misspelled names are refused."""
+    """Return the plan for a policy and a run that a person gives, as `plan_retention`, and refuse misspelled names."""
     if policy is not None and not isinstance(policy, RetentionPolicy):
         raise BadInput(f"policy must be a RetentionPolicy, a RetentionPlan or None, got {policy!r:.80}")
     made = with_needed_bytes(context, plan_retention(context, policy, run))
@@ -127,7 +130,7 @@ def plan_asked(context: Context, policy: RetentionPolicy | None, run: str | None
 
 
 def part_of(made: RetentionPlan, run: str | None) -> RetentionPlan:
-    """Return the part of a plan that concerns a run. Without a run, return all of it."""
+    """Return the part of a plan that concerns a run, or the whole plan without a run."""
     if run is None:
         return made
     entries = tuple(entry for entry in made.entries if entry.run == run)
@@ -138,11 +141,12 @@ def part_of(made: RetentionPlan, run: str | None) -> RetentionPlan:
 
 
 def plan_drops(context: Context, policy: RetentionPolicy, run: str, *, own_only: bool = False) -> RetentionPlan:
-    """As `plan_retention` of one run; leave out most of the checkpoints that are kept only for their step."""
-    # With `keep_every`, a run grows while it is trained, and each save makes a plan. A wrong row can hide a checkpoint
-    # that its step keeps anyway; then others are kept in its place.
+    """Return the plan for one run, as `plan_retention`, without most checkpoints that are kept only for their step."""
+    # Each save makes a plan, and with `keep_every` the number of checkpoints grows during a training, so inspecting all
+    # of them would make saves slower and slower. A wrong row can only hide a checkpoint that is kept for its step
+    # anyway; then `keep_last` keeps another one instead.
     every, last = policy.keep_every, policy.keep_last or 1
-    # The other rules, and a budget, need the neighbors of a checkpoint.
+    # Other rules and budgets also depend on the checkpoints that would not be inspected.
     if own_only or policy.to_json().keys() - {"keep_last", "keep_every", "keep_within"} or every is None:
         return plan_retention(context, policy, run, own_only=own_only)
     looked_at, newest = _looked_at(context, run, last + _SPARE, every)
@@ -155,10 +159,10 @@ def plan_drops(context: Context, policy: RetentionPolicy, run: str, *, own_only:
 
 
 def plan_commits(context: Context, stored: StoreRules, run: str, coming: Sequence[Candidate]) -> RetentionPlan:
-    """Return what the rules of the store would keep and drop after further commits to a run, as advice.
+    """Return, as advice, which checkpoints the rules of the store would keep and drop after further commits to a run.
 
-    Rules of other runs are left out, since only saves of those runs apply them. No manifest is read, and checkpoints
-    that are kept only for a time, such as open ones, count as droppable.
+    Rules of other runs are ignored, since only saves of those runs apply them. No manifest is read. Checkpoints that
+    are kept only temporarily, such as open ones, count as droppable.
     """
     of_run = stored.of(run)
     rules, now = {} if of_run is None else {run: of_run}, datetime.now(UTC)
@@ -170,10 +174,13 @@ def plan_commits(context: Context, stored: StoreRules, run: str, coming: Sequenc
 
 
 def _looked_at(context: Context, run: str, newest: int, every: int) -> tuple[list[CheckpointInfo], set[str]]:
-    """Return the `newest` last of a run and all whose step `every` does not divide, and the names of the last ones."""
+    """Return the checkpoints of a run to inspect, and the names of its `newest` newest ones.
+
+    Inspected are the newest ones, and all whose step is not a multiple of `every`.
+    """
     at = chosen(context, run, newest=newest, off_every=every)
     found = [] if at is None else [info for info in infos(context, run, at=at) if not info.superseded]
-    if at is not None and len(found) == len(at):  # then none of those left out is newer
+    if at is not None and len(found) == len(at):  # no skipped checkpoint can then be newer
         return found, {info.name for info in found[-newest:]}
     last = {info.name: info for info in infos(context, run, newest=newest)}
     others = {info.name: info for info in infos(context, run, only=lambda step: step % every != 0)}
@@ -190,7 +197,7 @@ def _plan(
     budget: Budget | None = None,
     beside: Mapping[str, Mapping[str, int]] | None = None,
 ) -> RetentionPlan:
-    """Plan until every checkpoint that the plan drops, or ranks above a dropped one, was inspected once."""
+    """Plan repeatedly until every checkpoint that the plan drops or relies on has been inspected once."""
     looked_at: set[tuple[str, bool]] = set()
     while True:
         made = plan(policy, list(history.values()), now, budget, beside)
@@ -215,11 +222,11 @@ def _plan(
 
 
 def _read(context: Context, candidate: Candidate) -> Candidate:
-    """Return a candidate with the facts of its manifest and annotations; one that cannot be read is kept."""
+    """Return a candidate with the facts of its manifest and annotations. If they cannot be read, it will be kept."""
     info = candidate.info
     try:
         true = as_in_manifest(context, info)
-    except (FileNotFoundError, NotADirectoryError):  # dropped in the meantime
+    except (FileNotFoundError, NotADirectoryError):  # another process has dropped it
         return candidate
     except DamagedBlob as error:
         return replace(candidate, damage=error.message, doubt=f"its manifest cannot be read: {error.message}")
@@ -287,7 +294,10 @@ def _has_budget(rules: RetentionPolicy | Mapping[str, RetentionPolicy] | None, r
 
 
 def bytes_on_disk(context: Context, *, own_only: bool) -> int:
-    """Return the size of the blobs of all checkpoints, superseded ones included, or of those that this user saved."""
+    """Return the size in bytes of the blobs of all checkpoints, or of those that this user saved.
+
+    Superseded checkpoints are included.
+    """
     files: dict[str, int] = {}
     for info in infos(context, superseded=True):
         if not own_only or _is_own(context, info):
@@ -296,33 +306,33 @@ def bytes_on_disk(context: Context, *, own_only: bool) -> int:
 
 
 def _blobs(context: Context, info: CheckpointInfo) -> dict[str, int]:
-    """Return the files of the blobs in the directory of a checkpoint, and their sizes (rule D)."""
-    # By inode, since equal blobs of several users are separate files.
-    with suppress(FileNotFoundError, NotADirectoryError):  # removed since it was listed
+    """Return the sizes in bytes of the files in the directory of a checkpoint (rule D), by device and inode number."""
+    # Files are identified by inode and not by digest, since equal blobs of several users are separate files.
+    with suppress(FileNotFoundError, NotADirectoryError):  # the checkpoint was deleted after it was listed
         found = blobs_in(context.layout.checkpoint(info.key) / BLOBS)
         return {f"{status.st_dev}:{status.st_ino}": status.st_size for _, status in found}
     return {}
 
 
 def carry_out(context: Context, to_do: RetentionPlan, undo_s: float = 0, *, dry_run: bool = False) -> RetentionReport:
-    """Drop the checkpoints that a plan drops, unless something now prevents it. Nothing is unlinked; gc does that.
+    """Drop the checkpoints that a plan drops, unless they must now be kept. Only gc unlinks their files.
 
-    Drops can be undone for `undo_s`, except drops by a budget. A checkpoint that the system does not let this process
-    drop is skipped, and the report says why. With `dry_run`, nothing is dropped, and the report is the same.
+    Drops can be undone for `undo_s`, except drops by a budget. If this process cannot drop a checkpoint, it is skipped,
+    and the report says why. With `dry_run`, nothing is dropped, and the report is the same.
     """
-    # Each checkpoint is checked again under an exclusive lock: its tags, pins and id, and that a valid checkpoint of
-    # its run remains, which is locked at the same time.
+    # The tags, pins and id of each checkpoint are checked again under an exclusive lock. At the same time, a valid
+    # checkpoint of the run that is kept is locked, so that one remains.
     if not dry_run:
         context.check_writable()
-    outcomes: list[Skipped] = []  # the reason of a dropped one is empty
+    outcomes: list[Skipped] = []  # for a dropped checkpoint, the reason is empty
     with nullcontext() if dry_run else reserve.given_up(context.layout):
         for run in dict.fromkeys(entry.run for entry in to_do.dropped):
             going = [entry for entry in to_do.dropped if entry.run == run]
             try:
-                # Before the first drop: otherwise a power cut could leave the run without both the old and the new one.
+                # Do this before the first drop, so that a power cut cannot remove both old and new checkpoints.
                 if not dry_run:
                     make_kept_durable(context, run)
-            except OSError as error:  # an error in one run must not keep the other runs from being pruned
+            except OSError as error:  # the other runs must be pruned even if one run has an error
                 outcomes += [_refused(entry.info, error) for entry in going]
                 continue
             kept = [entry.info for entry in to_do.kept if entry.run == run]
@@ -349,7 +359,7 @@ def _refused(info: CheckpointInfo, error: OSError) -> Skipped:
 
 
 def _hold_newest_valid(context: Context, kept: Iterable[CheckpointInfo], guarded: ExitStack) -> CheckpointInfo | None:
-    """Lock the newest kept checkpoint that is valid now, so that no process drops it meanwhile."""
+    """Lock the newest kept checkpoint that is valid now, so that no process drops it, and return it."""
     for info in sorted(kept, key=lambda info: info.order, reverse=True):
         try:
             lock = locks.lock_shared(context.layout.checkpoint(info.key), timeout_s=_GUARD_TIMEOUT_S)
@@ -363,9 +373,9 @@ def _hold_newest_valid(context: Context, kept: Iterable[CheckpointInfo], guarded
 
 
 def _try_drop(context: Context, entry: PlanEntry, guard: CheckpointInfo | None, undo_s: float | None) -> Skipped:
-    """Drop one checkpoint; return it with the reason if it was not dropped, or with an empty reason.
+    """Drop one checkpoint. Return it with the reason if it was not dropped, and with an empty reason otherwise.
 
-    Without `undo_s`, drop nothing, and return the same.
+    Without `undo_s`, nothing is dropped, and the result is the same.
     """
     info = entry.info
     if guard is None:
@@ -376,12 +386,12 @@ def _try_drop(context: Context, entry: PlanEntry, guard: CheckpointInfo | None, 
         if undo_s is None:
             check_droppable(context, info)
             return Skipped(info, "")
-        # A drop by a budget cannot be undone: its data would exceed the budget for as long as the undo lasts.
+        # A drop by a budget cannot be undone, because its data would exceed the budget during the undo window.
         drop(context, info, "; ".join(entry.reasons), 0 if any(OVER_BUDGET in why for why in entry.reasons) else undo_s)
     except (InUse, NoSuchRef) as error:
         return Skipped(info, error.message)
     except PermissionError as error:
         return Skipped(info, f"this user may not drop it: {describe_os_error(error)}")
-    except OSError as error:  # an error of the system must not keep the others from being dropped
+    except OSError as error:  # the other checkpoints must be dropped even if this one has an error
         return _refused(info, error)
     return Skipped(info, "")

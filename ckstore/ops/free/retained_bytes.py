@@ -1,4 +1,7 @@
-"""How much data of a dropped checkpoint is kept to decode others, for a plan that is shown to a person."""
+"""Determine how much data of a dropped checkpoint is kept because other checkpoints are decoded with it.
+
+A retention plan that is shown to a person includes this.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from ckstore.ops.context import Context
 
 
 def with_needed_bytes(context: Context, made: RetentionPlan) -> RetentionPlan:
-    """Return a plan that says how many bytes of each dropped checkpoint are kept, and for which checkpoints."""
+    """Return the plan with the number of bytes that are kept of each dropped checkpoint, and for which checkpoints."""
     if not made.dropped or not any(entry.info.compacted for entry in made.kept):
         return made
     kept: set[str] = set()
@@ -52,6 +55,6 @@ def _own_files(manifest: Manifest) -> set[str]:
 
 
 def _manifest(context: Context, entry: PlanEntry) -> Manifest | None:
-    with suppress(FileNotFoundError, NotADirectoryError):  # removed since the plan was made
+    with suppress(FileNotFoundError, NotADirectoryError):  # the checkpoint was deleted after the plan was made
         return glance(context.layout.checkpoint(entry.info.key), entry.info.key, context.known.manifests).manifest
     return None

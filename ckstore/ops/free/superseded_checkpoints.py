@@ -1,7 +1,6 @@
-"""Drop checkpoints that a newer one of the same step, or a later form of the same checkpoint, supersedes.
+"""Drop checkpoints that are superseded by a newer one of the same step or by a later form of the same checkpoint.
 
-A save that replaces a checkpoint drops it at once. If it could not, because the checkpoint was open or the process
-died, gc drops it.
+A save that replaces a checkpoint drops it at once. If the checkpoint was open or the process died, gc drops it later.
 """
 
 from __future__ import annotations
@@ -34,22 +33,23 @@ from ckstore.ops.refs.evaluations import kept_for_evaluation
 from ckstore.ops.refs.listing import infos
 from ckstore.ops.refs.protection import check_tags, pins_by_id
 
-# A process that holds an exclusive lock is dropping it, which is quick. Then the next gc checks again.
+# A process with an exclusive lock is dropping the checkpoint, which is quick. If it takes longer, the next gc checks
+# again.
 _HOLD_TIMEOUT_S = 1.0
 
 
 def drop_older(
     context: Context, new: CheckpointInfo, keys: Iterable[CheckpointKey], *, newer: bool = False
 ) -> list[str]:
-    """Drop the checkpoints at `keys`, of the step of `new`, that are older than it; return notes for the user.
+    """Drop the checkpoints at `keys` that are older than `new`, which has the same step; return notes for the user.
 
-    With `newer`, also drop those that are newer. The caller updates the rows of all, then calls
-    `reclaim.free_unused`. Blobs that only they used are left to gc, which scans all processes once instead of after
-    each save. No error is raised: `new` is durable, and gc drops the others later.
+    With `newer`, also drop those that are newer. The caller must then update the rows of all these checkpoints, and
+    call `reclaim.free_unused`. gc frees the blobs that only they used, because it scans all processes once instead of
+    after each save. No error is raised: `new` is durable, and gc drops the remaining ones later.
     """
     notes: list[str] = []
     which = "another" if newer else "the older"
-    # The latest generations first: dropping the latest one of a checkpoint drops its others.
+    # Begin with the latest generations: dropping the latest generation of a checkpoint also drops the others.
     for key in sorted(keys, key=lambda key: key.generation, reverse=True):
         try:
             _drop_one(context, new, key, newer=newer)
@@ -66,22 +66,22 @@ def _drop_one(context: Context, new: CheckpointInfo, key: CheckpointKey, *, newe
     try:
         older = facts_at(context, key)
     except (DamagedBlob, FileNotFoundError):
-        # A complete checkpoint that was moved there from another step, or with another hash, is kept.
+        # If the directory holds a complete checkpoint of another step or with another hash, it is kept.
         found = look(context.layout, key)
         if found.problem and not found.is_another and not found.is_closed:
             drop_torn(context, key, protected=key.any_generation != new.key.any_generation, by_hand=False)
         return
     if older.order >= new.order and not newer:  # another save of the step was newer
         return
-    # A drop that cannot be undone need not be durable: after a power cut it may be back, superseded, and gc drops it
-    # again.
+    # A drop that cannot be undone need not be durable: if a power cut restores the checkpoint, it is superseded, and gc
+    # drops it again.
     undo_s = _undo_s(context)
     why, is_form = f"replaced by {short_id(new.id)}", older.id == new.id
     try:
         drop(context, older, why, undo_s, is_former_form=is_form, durable=undo_s > 0, catalogue=False)
     except Protected:
-        # A checkpoint that files of an integration name is kept on purpose, as when two callbacks save at one step: no
-        # note.
+        # If only files of an integration pin the checkpoint, it is kept on purpose, for example when two callbacks save
+        # at the same step. No note is needed then.
         pins = pins_by_id(context, datetime.now(UTC)).get(older.id, ())
         if tags_by_checkpoint(context.layout).get(key.any_generation) or not all(pin.is_of_a_file for pin in pins):
             raise
@@ -106,15 +106,15 @@ def due(
     """Return the checkpoints that `drop_superseded` drops now, or after the checkpoints `without` were dropped.
 
     These are superseded checkpoints that are neither protected nor open and whose undo window is over, and former
-    generations of other checkpoints, even protected ones. The undo window is that of a deletion by hand, since the
-    checkpoint may be a restored one. A damaged checkpoint supersedes nothing.
+    generations of checkpoints, even of protected ones. The undo window also applies here, because a superseded
+    checkpoint may be one that a user has restored. A damaged checkpoint supersedes nothing.
 
     Args:
         context: The store.
-        purge: Ignore the undo window.
-        grace: The grace period, which then is the window.
+        purge: Whether to ignore the undo window.
+        grace: The grace period. If given, it replaces the undo window.
         without: Checkpoints to treat as dropped.
-        forms_only: Return former generations only.
+        forms_only: Whether to return only former generations.
     """
     gone = {*without}
     by_step: defaultdict[tuple[str, int], list[CheckpointKey]] = defaultdict(list)
@@ -144,7 +144,7 @@ def due(
 
 
 def _due(context: Context, info: CheckpointInfo, of_step: Sequence[CheckpointInfo]) -> Due | None:
-    """Return a checkpoint with the valid one that supersedes it, or None if there is no such one."""
+    """Return a checkpoint together with the valid checkpoint that supersedes it, or None if it is not superseded."""
     newer = [other for other in of_step if other.order > info.order]
     forms = [other for other in newer if other.id == info.id]
     for one in (*reversed(forms), *reversed(newer)):
@@ -157,7 +157,7 @@ def _incomplete(context: Context, key: CheckpointKey) -> CheckpointInfo | None:
     """Return the facts in the manifest of an incomplete checkpoint, or None if it cannot be read."""
     try:
         facts = facts_at(context, key)
-    except (CkstoreError, OSError):  # it is not known to be older
+    except (CkstoreError, OSError):  # it is unknown whether the checkpoint is older
         return None
     return replace(facts, tags=tags_by_checkpoint(context.layout).get(key.any_generation, ()))
 
@@ -174,8 +174,8 @@ def _pins(context: Context) -> Collection[str] | None:
 def drop_superseded(
     context: Context, *, purge: bool = False, grace: Grace | None = None, forms_only: bool = False
 ) -> set[str]:
-    """Drop what `due` returns durably, and return the digests of the dropped checkpoints."""
-    # The next gc tries again for checkpoints that are kept, and `ckstore log --all` shows them.
+    """Drop the checkpoints that `due` returns durably, and return the digests of their blobs."""
+    # If a checkpoint cannot be dropped, the next gc tries again, and `ckstore log --all` shows it.
     going = due(context, purge=purge, grace=grace, forms_only=forms_only)
     failures: dict[str, OSError] = {}
     for run in {one.info.run for one in going}:
@@ -189,7 +189,7 @@ def drop_superseded(
 
         def check(_: locks.DirectoryLock, one: Due = one) -> None:
             if not one.is_former_form and not _is_over(context, one.info.key, purge=purge, grace=grace):
-                raise InUse(f"{one.info.name} was restored")  # since `due` returned it
+                raise InUse(f"{one.info.name} was restored")  # by a user, after `due` returned it
 
         try:
             with suppress(CkstoreError, FileNotFoundError, PermissionError), _held(context, one.holder) as is_valid:
@@ -219,13 +219,15 @@ def _is_over(context: Context, key: CheckpointKey, *, purge: bool, grace: Grace 
     path = context.layout.checkpoint(key)
     if grace is not None:
         return grace.is_over(path)
-    # No other host uses the store, or a dry run reports what is dropped after the grace period.
+    # On a shared filesystem without `grace`, either gc was told that no other host uses the store, or a dry run reports
+    # what is dropped after the grace period.
     if not context.view.frees_at_once or (purge and trash.may_purge(path)):
         return True
-    # It begins when the directory got its name, and again with each change of the annotations. No user can set ctime
-    # back.
+    # The window begins when the directory gets its name, and again with each change of the annotations. It is measured
+    # by ctime, which no user can set back.
     found = dirfd_stat.find(path)
-    window_s = max(setting_of(context.layout, UNDO_BY_HAND_S), _undo_s(context))  # a person or a rule dropped it
+    # It is unknown whether a person or a rule dropped the checkpoint, so the longer window applies.
+    window_s = max(setting_of(context.layout, UNDO_BY_HAND_S), _undo_s(context))
     return found is None or not trash.left_of(window_s, found.st_ctime)
 
 
@@ -235,6 +237,8 @@ def is_undone(context: Context) -> bool:
 
 
 def _undo_s(context: Context) -> float:
-    """Return for how many seconds a drop by rule can be undone; raises if the settings cannot be read."""
-    # Then nothing is dropped: the undo window that was promised is not known.
+    """Return for how many seconds a drop by rule can be undone.
+
+    An error in the settings is raised, because nothing may be dropped while the promised undo window is unknown.
+    """
     return setting_of(context.layout, UNDO_BY_RULE_S)

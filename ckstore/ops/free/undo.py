@@ -1,4 +1,4 @@
-"""Dropped checkpoints in ``trash/`` that can be restored: which ones, for how long, and how much data they hold."""
+"""List the dropped checkpoints in ``trash/`` that can be restored, and restore them."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ _CATALOG_TIMEOUT_S = 5.0
 def waiting(context: Context, step: int | None = None) -> tuple[Waiting, ...]:
     """Return the dropped checkpoints that can be restored, the last dropped first.
 
-    Each has the number of bytes that purging it would free, after those before it. A ``problem`` says that one now
-    lacks a blob. With `step`, only checkpoints of that step are inspected: restoring one of thousands need not read
-    them all.
+    Each has the number of bytes that purging it would free if those that expire earlier were purged before. If one now
+    lacks a blob, it has a ``problem``. With `step`, only checkpoints of that step are inspected, so that restoring one
+    of thousands need not read all of them.
     """
     layout = context.layout
     window_s = 0.0 if layout.view.frees_at_once else setting_of(layout, GRACE_S)
@@ -61,11 +61,14 @@ def waiting(context: Context, step: int | None = None) -> tuple[Waiting, ...]:
         path = layout.trash / name
         with suppress(FileNotFoundError, NotADirectoryError, PermissionError):  # removed, or another user's
             looked = glance(path, place, context.known.manifests)
-            if looked.manifest is None and not dirfd_stat.exists(path / MANIFEST):  # a failed save, or mostly removed
+            # A directory without a manifest is a failed save, or gc has removed most of it.
+            if looked.manifest is None and not dirfd_stat.exists(path / MANIFEST):
                 continue
-            if looked.manifest is not None and not place.fits(*place.run_step, looked.manifest_id):  # from staging/
+            # A directory from staging/ has another name and was never published.
+            if looked.manifest is not None and not place.fits(*place.run_step, looked.manifest_id):
                 continue
-            # On a shared filesystem the former form of a compacted checkpoint also waits for the grace period.
+            # On a shared filesystem, the former generation of a compacted checkpoint also waits in trash for the grace
+            # period. It is not a dropped checkpoint.
             if any(id_at(layout.checkpoint(key)) == looked.manifest_id for key in published[place.run_step]):
                 continue
             now = datetime.now(UTC)
@@ -96,7 +99,7 @@ def undo(context: Context, ref: str | SupportsIndex | CheckpointInfo) -> Checkpo
         )
     layout = context.layout
     path, run = layout.trash / chosen.entry, layout.checkpoints / chosen.run
-    lock = locks.try_exclusive(path)  # L1: a collector that is removing it holds the lock
+    lock = locks.try_exclusive(path)  # L1: a collector that is removing the checkpoint holds this lock
     if lock is None:
         raise _freed(chosen)
     with lock:
@@ -108,16 +111,17 @@ def undo(context: Context, ref: str | SupportsIndex | CheckpointInfo) -> Checkpo
             run_lock.check()
             before = layout.run_stamp(chosen.run)
             key, existing = give_name(layout, path, lock, chosen.run, chosen.step, chosen.id)
-            if existing is not None:  # it was pulled in the meantime, or restored from another entry
+            if existing is not None:  # another process has pulled it, or restored it from another entry
                 raise _freed(chosen)
             change = RunChange(before, layout.run_stamp(chosen.run))
-        # The new parent first (law N4), and trash/ last, so that after a power cut it has at least one name. Its former
-        # name in staging/ may still exist on disk, if its saver and the process that dropped it died (law N3).
+        # Sync the new parent first (law N4) and trash/ last, so that the checkpoint has at least one name after a power
+        # cut. Sync staging/ too: if its saver and the process that dropped it died, its name there may still exist on
+        # the disk (law N3).
         for folder in (run, layout.checkpoints, layout.staging, layout.trash):
             files.sync_directory(folder)
         context.known.directories.changed(key, dirfd_stat.status(layout.checkpoint(key)).st_ino, change)
-    # Not while the exclusive lock is held: reconciling takes a shared lock on the directory.
-    with suppress(CkstoreError, OSError):  # otherwise the next opening enters it
+    # Do this after the exclusive lock was released, since reconciling takes a shared lock on the directory.
+    with suppress(CkstoreError, OSError):  # if this fails, the next opening of the store updates the catalog
         reconcile_one(context, key, timeout_s=_CATALOG_TIMEOUT_S)
     events.note(context, "restored", (chosen.run, chosen.step), id=chosen.id)
     of_step = infos(context, at=stamps(context, layout.of_step(chosen.run, chosen.step)), superseded=True)
@@ -130,7 +134,7 @@ def undo(context: Context, ref: str | SupportsIndex | CheckpointInfo) -> Checkpo
 
 
 def _chosen(context: Context, ref: str | SupportsIndex | CheckpointInfo) -> Waiting:
-    """Return the dropped checkpoint that a ref names; if several have one name, the last dropped."""
+    """Return the dropped checkpoint that a ref names. If the ref fits several, return the last dropped."""
     from ckstore.model.manifest.info import CheckpointInfo
 
     if isinstance(ref, CheckpointInfo):
@@ -144,11 +148,11 @@ def _chosen(context: Context, ref: str | SupportsIndex | CheckpointInfo) -> Wait
         run = parsed.run if parsed.run is not None else context.run
         step = int(parsed.value) if parsed.kind == "step" else None
         own = _whole_first(one for one in waiting(context, step) if run in (None, one.run))
-        if parsed.kind == "latest":  # the one dropped last
+        if parsed.kind == "latest":  # the checkpoint that was dropped last
             if not own:
                 raise NoSuchRef("nothing can be restored", hint="ckstore undo lists dropped checkpoints")
             return own[0]
-        # Digits are a step first, then the first digits of an id.
+        # Digits are taken as a step if that matches, otherwise as the first digits of an id.
         fitting = [one for one in own if str(one.step) == parsed.value] or _whole_first(
             one for one in waiting(context) if run in (None, one.run) and has_id(parsed, one.id)
         )

@@ -37,7 +37,7 @@ def holding(path: Path, how: str = "LOCK_SH") -> Iterator[subprocess.Popen[str]]
 
 
 @pytest.mark.parametrize(
-    "how, says", [("LOCK_SH", "a process that is not a gc holds the lock on trash/"), ("LOCK_EX", "another gc is")]
+    "how, says", [("LOCK_SH", "a process that is not a gc has locked trash/"), ("LOCK_EX", "another gc is")]
 )
 def test_a_gc_that_is_kept_out_names_the_process(
     store: Store, monkeypatch: pytest.MonkeyPatch, how: str, says: str
