@@ -1,10 +1,11 @@
 """Find right copies of blobs: in the store, in other stores, in copied checkpoints, and in any directory.
 
-A copy is used only after its bytes were read and match the digest. If no copy of a blob is intact, the blob is
-assembled from its pieces. Their own digests find them in damaged copies and in other blobs.
+A right copy is a file with the right bytes. A copy is used only after its bytes were read and match the digest. If no
+copy of a blob is intact, the blob is assembled from its pieces, which can be recognized by their own digests in damaged
+copies and in other blobs.
 
-A file that cannot be read is not a right copy. Errors that are not about the file (`files.NOT_OF_THE_FILE`) are raised
-by all functions of this module. Otherwise a right copy would count as damaged, and be put into quarantine.
+A file that cannot be read is not a right copy. If an error is not about the file (`files.NOT_OF_THE_FILE`), all
+functions of this module raise it. Otherwise a right copy would count as damaged and be put into quarantine.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ from ckstore.ops.context import Context, CopySource
 from ckstore.ops.verify.blob_decoder import decoded
 
 File = StorePath | Path
-"""A file of the store, or of a source, which may be anywhere."""
+"""A file of the store, or a file outside the store."""
 Range = tuple[File, int]
-"""A file and an offset in it."""
+"""A file and an offset in it in bytes."""
 
 
 @dataclass(slots=True)
 class BlobRequest:
-    """A blob of which right bytes are needed."""
+    """A request for the right bytes of a blob."""
 
     digest: str
     nbytes: int
@@ -53,7 +54,7 @@ class BlobRequest:
 
 @dataclass(frozen=True, slots=True)
 class Right:
-    """Right bytes of a blob: a file of the store that has them, or the bytes, and their source."""
+    """The right bytes of a blob, or a file of the store that has them, and their source."""
 
     source: str
     path: StorePath | None = None
@@ -61,22 +62,22 @@ class Right:
 
 
 class Copies:
-    """Searches right bytes of blobs; each directory is walked once."""
+    """Searches for right bytes of blobs. Each directory is walked at most once."""
 
     def __init__(self, context: Context, sources: Iterable[Path], asked: CopySource | None = None) -> None:
         self._layout = context.layout
         self._asked = asked
-        self.problems: dict[str, str] = {}  # answers about blobs that the asked places do not have
+        self.problems: dict[str, str] = {}  # digest -> why the places in `asked` could not send the blob
         self._sources = [_Tree(_check_source(path)) for path in sources]
 
     def whole(self, wanted: BlobRequest) -> Right | None:
         """Return a right copy of a blob, or None."""
         unread: list[OSError] = []
-        # The store's own copies first: they can be linked, and others must be copied.
+        # Prefer copies in the store, which can be linked. Copies outside the store must be copied.
         for path in names_of(self._layout, wanted.digest):
             untouched = is_untouched(path, wanted)
             data = _read_if_right(path, wanted, unread)
-            if data is not None:  # a touched copy may not be durable, so it is written again
+            if data is not None:  # a copy that a program has written to may not be durable, so it is written again
                 return Right("the store", path=path) if untouched else Right("the store", data=data)
         for tree in self._sources:
             for file in tree.may_be(wanted):
@@ -89,11 +90,11 @@ class Copies:
 
     def found(self, wanted: BlobRequest) -> Right | None:
         """Return right bytes of a blob from any source and in any form, or None."""
-        # Before the search for pieces, which reads every manifest of the store.
+        # Ask other places before searching for pieces, since that search reads every manifest of the store.
         return self.whole(wanted) or self.asked(wanted) or self.assembled(wanted) or self.decoded(wanted)
 
     def asked(self, wanted: BlobRequest) -> Right | None:
-        """Return a blob from a place that is asked, or None if none has it or answers; `problems` has the answers."""
+        """Return a blob from another place, such as a remote, or None if no place sends it; set `problems`."""
         if not self._asked or not wanted.places:
             return None
         answer = self._asked.blob(BlobRecord(wanted.digest, wanted.nbytes), wanted.places)
@@ -115,17 +116,17 @@ class Copies:
         images = [image for path in dict.fromkeys(same) if (image := _read(path, 0, wanted.nbytes)) is not None]
         for manifest in (found for tree in self._sources for _, found in tree.manifests):
             add_pieces(manifest, {wanted.digest: wanted})
-        # Bytes that no checkpoint uses have no digest of their own: each damaged copy may have them, or they are zeros.
+        # Bytes between the pieces have no digest of their own. Try those of each damaged copy, and then zeros.
         for base in [*images, bytearray()]:
             whole = base[: wanted.nbytes] + bytes(max(0, wanted.nbytes - len(base)))
             sources = {source for piece in wanted.pieces if (source := self._mend(whole, piece, images))}
-            # The whole blob is compared even if all pieces are right, since it includes the bytes between them.
+            # Compare the whole blob even if all pieces are right, since the bytes between them may be wrong.
             if algorithm_of(wanted.digest).digest(whole) == wanted.digest:
                 return Right(f"pieces in {', '.join(sorted(sources)) or 'damaged copies'}", data=whole)
         return None
 
     def asked_manifest(self, key: CheckpointKey) -> tuple[str, bytes, str] | None:
-        """Return the id of the checkpoint of a directory, its manifest, and the place that sent it; or None."""
+        """Return the id and the manifest of the checkpoint of a directory, and the place that sent it, or None."""
         answer = self._asked.manifest(key) if self._asked and not key.is_draft else None
         if answer is None or answer.data is None:
             return None
@@ -144,7 +145,7 @@ class Copies:
         return None
 
     def _mend(self, whole: bytearray, piece: Piece, images: list[bytearray]) -> str:
-        """Replace a piece if it is wrong; return the source of the right bytes, or an empty string if it was right."""
+        """Replace a wrong piece; return the source of the right bytes, or "" if nothing was replaced."""
         digest, start, length = piece
         stop = start + length
         if _is(whole[start:stop], digest):
@@ -180,7 +181,7 @@ class Copies:
 
 
 class _Tree:
-    """A directory outside the store, walked once without following symlinks; unreadable files are skipped."""
+    """A directory outside the store. It is walked once, without following symlinks; unreadable files are skipped."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -219,7 +220,7 @@ class _Tree:
         by_name: dict[str, list[Path]] = {}
         by_size: dict[int, list[Path]] = {}
         manifests: list[Path] = []
-        # One walk for all queries: a source may be a whole disk.
+        # Walk the source only once for all queries, since it may be a whole disk.
         for path in files_below(self._root):
             if is_digest(path.name):
                 by_name.setdefault(path.name, []).append(path)
@@ -250,7 +251,7 @@ def names_of(layout: Layout, digest: str) -> Iterator[StorePath]:
     for path in (layout.blob(digest), *(directory / BLOBS / digest for directory in held)):
         with suppress(PermissionError):  # it belongs to another user
             found = dirfd_stat.find(path)
-            # One link for each inode: the others have the same bytes, and a blob may have a thousand.
+            # Yield one link for each inode: other links have the same bytes, and a blob may have a thousand links.
             if found is not None and found.st_ino not in inodes:
                 inodes.add(found.st_ino)
                 yield path
@@ -262,7 +263,7 @@ def _check_source(path: Path) -> Path:
     except OSError as error:
         msg = f"{path} is not a directory that can be read: {error.strerror}"
         raise BadInput(msg, hint="give another store, or a directory with copies of checkpoints") from error
-    # Resolved once: the user named it, so a symlink is followed in this path, but not below it.
+    # Follow symlinks in the path that the user gave, but not below it.
     return path.resolve()
 
 
@@ -276,7 +277,7 @@ def _manifest_at(path: File) -> _ManifestFile | None:
     try:
         data = files.read_file(path, most_bytes=MANIFEST_MAX_BYTES)
         return _ManifestFile(*parse_manifest(data, where=str(path)), data)
-    except CkstoreError:  # not usable; a damaged manifest of the store is reported separately
+    except CkstoreError:  # the manifest cannot be used; a damaged manifest of the store is reported separately
         return None
     except OSError as error:
         _raise_unless_of_the_file(error)
@@ -296,7 +297,7 @@ def is_right(path: File, wanted: BlobRequest) -> bool:
 
 
 def is_untouched(path: File, wanted: BlobRequest) -> bool:
-    """Whether a blob is unmodified by its size and time; False also if it does not exist."""
+    """Whether the size and time of a file show no modification of the blob. False if the file does not exist."""
     try:
         return blobs.looks_untouched(dirfd_stat.status(path), wanted.nbytes)
     except OSError:
@@ -304,7 +305,7 @@ def is_untouched(path: File, wanted: BlobRequest) -> bool:
 
 
 def _read_if_right(path: File, wanted: BlobRequest, unread: list[OSError] | None = None) -> bytearray | None:
-    """Return the bytes of a file if they are those of a blob; if `unread` is given, errors are added to it."""
+    """Return the bytes of a file if they are those of a blob, otherwise None. Add errors to `unread` if it is given."""
     try:
         data = _read(path, 0, wanted.nbytes + 1)
     except OSError as error:
@@ -325,7 +326,7 @@ def _read(path: File, start: int, stop: int) -> bytearray | None:
 
 
 def _size(path: File) -> int | None:
-    """Return the size of a regular file, or None if it is not one or does not exist."""
+    """Return the size of a file in bytes, or None if it is not a regular file or does not exist."""
     try:
         status = dirfd_stat.status(path)
     except OSError as error:

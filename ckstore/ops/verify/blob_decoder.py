@@ -1,4 +1,4 @@
-"""Decode right bytes of a plain blob from compacted checkpoints that have it in encoded form."""
+"""Decode a plain blob from compacted checkpoints that have it in encoded form."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ckstore.objects.pieces import read_unless_file
 
 
 def decoded(directories: Iterable[AnyPath], digest: str, nbytes: int) -> tuple[bytearray, AnyPath] | None:
-    """Return the bytes of a plain blob, decoded from the first checkpoint that has it intact, and its directory."""
+    """Return the bytes of a plain blob and the directory of the first checkpoint from which it can be decoded."""
     for path in directories:
         try:
             with CheckpointDirectory.at(path) as directory:
@@ -21,7 +21,7 @@ def decoded(directories: Iterable[AnyPath], digest: str, nbytes: int) -> tuple[b
                     continue
                 data = bytearray(nbytes)
                 read_unless_file(directory, digest, 0, memoryview(data), "a repair")
-        except (BadInput, DamagedBlob, InUse):  # another one may have it
+        except (BadInput, DamagedBlob, InUse):  # another checkpoint may have the blob
             continue
         except OSError as error:
             if error.errno in files.NOT_OF_THE_FILE:

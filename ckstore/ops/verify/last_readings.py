@@ -1,4 +1,4 @@
-"""When the blobs of a checkpoint were last read, by a save that reused them or by a verification."""
+"""The times at which blobs were last read, by a save that reused them or by a verification."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.times import text_of_time
 from ckstore.ops.context import Context
 
-# If the record is lost, the blob is read again sooner; a verification does not wait long for it.
+# A verification does not wait long: if the record is lost, saves only read the blob again sooner than necessary.
 _TIMEOUT_S = 5.0
 
 
@@ -20,7 +20,7 @@ def with_oldest_reading(context: Context, info: CheckpointInfo) -> CheckpointInf
     """Return `info` with the time of the oldest reading of its blobs, if the catalog has one for each blob."""
     try:
         _, unread, oldest_ns = context.catalog.oldest_reading(info.key, now_ns=time.time_ns())
-    except CatalogUnavailable:  # calls that need the catalog report it
+    except CatalogUnavailable:  # calls that need the catalog report the error
         return info
     if unread or oldest_ns is None:
         return info
@@ -31,5 +31,5 @@ def record_readings(context: Context, digests: Iterable[str], read_ns: int) -> N
     """Record that blobs were read completely and are right. A failure only makes saves read them again sooner."""
     try:
         context.catalog.record_readings(dict.fromkeys(digests, (read_ns, 0)), timeout_s=_TIMEOUT_S)
-    except CkstoreError:  # saves read them sooner than necessary
+    except CkstoreError:  # then saves read the blobs sooner than necessary
         return

@@ -1,4 +1,4 @@
-"""Repair the manifest of a checkpoint, and the document that describes how a compacted one is stored."""
+"""Repair the manifest of a checkpoint, and the document that describes how a compacted checkpoint is stored."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from ckstore.ops.verify.blob_copies import Copies
 
 
 def repair_manifest(context: Context, copies: Copies, key: CheckpointKey) -> tuple[Repair | None, str]:
-    """Restore the manifest of a checkpoint from one with its id; return the repair, or None and the reason."""
-    # A compacted checkpoint gets both documents: a plain manifest in place of the encoding would report blobs as
-    # missing that exist in encoded form.
+    """Restore the manifest of a checkpoint from a copy with its id; return the repair, or None and the reason."""
+    # A compacted checkpoint gets both documents: with only the plain manifest, blobs that exist in encoded form would
+    # be reported as missing.
     run, step, _ = key
     path = context.layout.checkpoint(key)
     try:
@@ -30,8 +30,8 @@ def repair_manifest(context: Context, copies: Copies, key: CheckpointKey) -> tup
             return None, ""  # the manifest is right, so another part of the directory is damaged
     except (DamagedBlob, InUse, FileNotFoundError, NotADirectoryError):
         pass
-    # By the id of the checkpoint: a manifest with only the same run and step may belong to another training.
-    # The name of the directory has the first digits of the id, except in stores of drafts.
+    # Search by the id of the checkpoint: a manifest with only the same run and step may belong to another training. The
+    # name of the directory contains the first digits of the id, except in stores of a draft format.
     ids = [id for id in _ids_of(context, run, step, path) if key.fits(run, step, id)]
     reason = "no intact manifest exists"
     asked = copies.asked_manifest(key)
@@ -64,17 +64,17 @@ def repair_manifest(context: Context, copies: Copies, key: CheckpointKey) -> tup
 
 
 def _ids_of(context: Context, run: str, step: int, path: StorePath) -> list[str]:
-    """Return the possible ids of a checkpoint with a damaged manifest, by the catalog and by its remaining files."""
+    """Return the possible ids of a checkpoint with a damaged manifest, from the catalog and its remaining files."""
     ids: list[str] = []
     try:
         ids += [info.id for info in context.catalog.infos(run) if info.step == step]
-    except CatalogUnavailable:  # then the file itself may have it
+    except CatalogUnavailable:  # the remaining files may have the id
         ids = []
     try:
         head = id_at(path)
     except (OSError, CkstoreError):
         head = None
-    # The plain manifest next to a lost encoding: only a compaction of that checkpoint put it there.
+    # Only a compaction writes the plain manifest, so it belongs to this checkpoint.
     beside = _plain_at(path)
     if beside is not None and (beside[0].run, beside[0].step) == (run, step):
         ids.append(beside[1])

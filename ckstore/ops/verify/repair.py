@@ -1,7 +1,7 @@
-"""Repair: put damaged blobs into quarantine, and right copies in their place in every checkpoint that names them.
+"""Repair: put damaged blobs into quarantine, and replace them by right copies in every checkpoint that names them.
 
-A repair works in its own staging directory and heals like a save: if its process dies, every name has the old or the
-new copy, and the next opener sweeps the staging directory.
+A repair works in its own staging directory and replaces each name by one rename, as a save does. If its process dies,
+every name has the old or the new copy, and the next opener moves the staging directory to trash.
 """
 
 from __future__ import annotations
@@ -63,14 +63,14 @@ def repair(
         context: The store.
         damage: The damage.
         sources: Other stores and directories with copies.
-        canonical: Blobs whose canonical name has wrong bytes that no checkpoint has.
-        right: Device and inode number of files that are right under another name, so that only their name is wrong.
-        asked: Asked for blobs that the store and the sources do not have.
+        canonical: The digests of blobs whose canonical name has wrong bytes that no checkpoint has.
+        right: Device and inode number of files whose bytes are right under another name, so that only a name is wrong.
+        asked: The source of blobs that the store and `sources` do not have.
     """
     done = RepairOutcome()
     copies = Copies(context, sources, asked)
     damage = list(damage)
-    # Manifests first: without one it is not known which blobs the checkpoint needs.
+    # Repair manifests first: without its manifest, it is not known which blobs a checkpoint needs.
     for place in dict.fromkeys(found.key for found in damage if not found.blob):
         repaired, reason = repair_manifest(context, copies, place)
         if repaired is not None:
@@ -87,7 +87,7 @@ def repair(
             continue
         if nbytes is not None:
             wanted.setdefault(digest, BlobRequest(digest, nbytes))
-        elif digest not in wanted:  # no checkpoint needs it
+        elif digest not in wanted:  # no checkpoint needs the blob
             done.put_aside(context, digest, [context.layout.blob(digest)])
     if not wanted and not any(leftovers(context)):
         return done
@@ -105,8 +105,8 @@ def repair(
 
 
 def could_heal(context: Context, damage: Iterable[Damage]) -> tuple[str, ...]:
-    """Return the damaged blobs that can be healed with bytes in the store; nothing is changed."""
-    # Blobs that cannot be read for lack of resources are left out.
+    """Return the damaged blobs that can be healed with bytes in the store. Nothing is changed."""
+    # If a blob cannot be checked for lack of resources, it is not returned.
     copies = Copies(context, ())
     found = []
     for blob in _wanted(context, damage, {}).values():
@@ -138,7 +138,7 @@ def _wanted(context: Context, damage: Iterable[Damage], held: dict[CheckpointKey
                 add_pieces(directory.manifest, {digest: wanted[digest] for digest in digests if digest in wanted})
         except InUse as error:
             held[key] = error
-        except (FileNotFoundError, NotADirectoryError, DamagedBlob):  # it was removed
+        except (FileNotFoundError, NotADirectoryError, DamagedBlob):  # the checkpoint was deleted or has no manifest
             continue
     return wanted
 
@@ -166,19 +166,20 @@ def _repair_blob(
     digest, canonical = wanted.digest, context.layout.blob(wanted.digest)
     right = copies.found(wanted)
     names = list(names_of(context.layout, digest))
-    # Every copy is read, not only the damaged one: errors of a disk rarely come alone.
+    # Read every copy and not only the damaged one, because a failing disk often has several errors.
     bad = [path for path in names if not is_right(path, wanted)]
     spare = [path for path in names if path not in bad and is_untouched(path, wanted)]
-    # A right file under another name is not a damaged blob. A wrong canonical name is removed in any case.
+    # If a file is right under another name, it is not a damaged blob, and is not put into quarantine. A canonical name
+    # that nothing else can correct is removed in any case.
     aside = []
     for path in bad:
         status = dirfd_stat.status(path)
         if (status.st_dev, status.st_ino) not in right_inodes or (path == canonical and right is None):
             aside.append(path)
-    # First: on a full disk nothing is put into quarantine.
+    # Stage the right copy first, so that an error on a full disk prevents the quarantine.
     if right is not None:
         _stage(staging, digest, right)
-    # Before the heal, which removes the last link of the damaged file: the evidence must have another link by then.
+    # Put the damaged files into quarantine before healing, which removes their last links in checkpoints.
     done.put_aside(context, digest, aside)
     if right is None:
         plain = _plain_form(context, copies, digest, done.held, wanted.places)
@@ -189,12 +190,12 @@ def _repair_blob(
         blob, right = plain
         _stage(staging, blob.digest, right)
         given = put_plain(context, digest, blob, staging.path_of(blob.digest), staging.path / _FRESH)
-        # Its canonical name in `blobs/`, if it is free: another save can use it, and gc finds it.
+        # Also link the plain blob to its canonical name in `blobs/`, so that saves can reuse it and gc finds it.
         done.held |= given.held | staging.heal(blob.digest).held
         done.repaired.append(Repair(blob.digest, blob.nbytes, right.source, given.checkpoint_count))
         note(context, "healed", nbytes=blob.nbytes, why=f"{digest} by {blob.digest} from {right.source}")
         return
-    # Good copies keep their links: replacing them would only make readers open another file.
+    # Keep the links to good copies: replacing them would bring nothing.
     given = staging.heal(digest, spare={dirfd_stat.status(path).st_ino for path in spare}, lacking=wanted.keys)
     done.held |= given.held
     done.repaired.append(Repair(digest, wanted.nbytes, right.source, given.checkpoint_count))
@@ -208,7 +209,7 @@ def _plain_form(
     held: dict[CheckpointKey, InUse],
     places: Iterable[tuple[str, int, str]] = (),
 ) -> tuple[BlobRecord, Right] | None:
-    """Return the plain blob of which a file is an encoded form, and right bytes of it, or None."""
+    """Return the plain blob that an encoded file encodes, and the right bytes of the plain blob, or None."""
     found = plain_of(context, digest, held)
     if found is None:
         return None

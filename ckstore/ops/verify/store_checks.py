@@ -1,6 +1,6 @@
 """Check a store as a whole without reading blobs: times, links, names, unused blobs, the catalog, small files.
 
-Repairs that need no data are made: lost canonical names, and rows of the catalog.
+Repairs that need no data are made at once: lost canonical names and rows of the catalog are restored.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from ckstore.ops.index.scan_blobs import list_blobs
 from ckstore.ops.refs.listing import infos, order_problem
 from ckstore.ops.verify.survey_files import catalog_findings, file_findings
 
-# Each pass lists the whole store; saves that run meanwhile rarely change one inode in all three.
+# The number of passes, each of which lists the whole store. A save rarely changes the links of one inode during all
+# three passes.
 _LOOKS = 3
 _CATALOG_TIMEOUT_S = 10.0
 Inode = tuple[int, int]
@@ -43,8 +44,8 @@ class Names:
     canonical: dict[str, os.stat_result] = field(default_factory=dict)
     # Digest -> for each inode, a link in a checkpoint.
     used: dict[str, dict[Inode, StorePath]] = field(default_factory=dict)
-    touched: list[str] = field(default_factory=list)  # digests of those whose time is not that of a blob
-    too_deep: list[StorePath] = field(default_factory=list)  # directories that were skipped
+    touched: list[str] = field(default_factory=list)  # digests of files whose time is not the fixed time of blobs
+    too_deep: list[StorePath] = field(default_factory=list)  # directories that were skipped as too deeply nested
 
     @classmethod
     def of(cls, layout: Layout) -> Names:
@@ -55,7 +56,7 @@ class Names:
                 if not stat.S_ISREG(status.st_mode):
                     continue
                 inode, name = (status.st_dev, status.st_ino), path.name
-                # In quarantine the name is DIGEST.INODE, and counts as a link.
+                # In quarantine, the name is DIGEST.INODE. It also counts as a link.
                 made.counted.add(name.partition(".")[0], path, status)
                 if not is_digest(name):
                     continue
@@ -69,12 +70,12 @@ class Names:
 
 
 def survey(context: Context, checker: Verifier, mode: Mode) -> Iterator[StoreFinding]:
-    """Yield findings about the store; `checker` has checked the checkpoints before."""
-    # A full verification reads blobs that have only a canonical name, since the next save of these bytes would use
+    """Yield findings about the store. `checker` must have checked the checkpoints before."""
+    # A full verification also reads blobs that have only a canonical name, since a save of these bytes would reuse
     # them.
     names = Names.of(context.layout)
     may_write = not context.readonly and not context.writes_disabled_because
-    # Blobs with another time; a wrong size is damage, and is reported with its checkpoint.
+    # Report blobs with a changed time. A wrong size is damage and is reported with the checkpoint.
     for digest in sorted(names.touched) if mode == "quick" else ():
         message = f"a program wrote to blob {digest}, or copied it without its modification time"
         yield StoreFinding("touched", f"{message}; a full verification reads it", digest, harmful=True)
@@ -108,19 +109,19 @@ def _links(layout: Layout, names: Names) -> Iterator[StoreFinding]:
 
 
 def _counted_again(layout: Layout, names: Mapping[Inode, LastLink]) -> Iterator[tuple[Inode, int, int]]:
-    """Yield link count and number of names for the inodes for which they differ persistently."""
+    """Yield the inodes whose link count persistently differs from the number of names, and both numbers."""
     for _ in range(_LOOKS):
         if not names:
             return
         before, places = _link_counts(names), _places(layout)
         counts = Names.of(layout).counted.counts
         names = {inode: names[inode] for inode, count in before.items() if count != counts[inode]}
-        # Names that a save, a compaction or a delete renamed may be listed twice, or not at all.
+        # If a save, a compaction or a delete renamed a directory, its names may be listed twice or not at all.
         if _places(layout) != places:
             continue
         after = _link_counts(names)
         for inode in names:
-            # The link count did not change while the names were listed, so both numbers belong together.
+            # If the link count did not change while the names were listed, both numbers belong together.
             if after.get(inode) == before[inode]:
                 yield inode, before[inode], counts[inode]
         names = {inode: name for inode, name in names.items() if after.get(inode) not in (before[inode], None)}
@@ -132,7 +133,7 @@ def _places(layout: Layout) -> object:
 
 
 def _link_counts(names: Mapping[Inode, LastLink]) -> dict[Inode, int]:
-    """Return the link counts of the inodes that still have their name."""
+    """Return the link counts of the inodes whose name still exists."""
     return {
         inode: status.st_nlink for inode, status in _statuses(names).items() if (status.st_dev, status.st_ino) == inode
     }
@@ -141,7 +142,8 @@ def _link_counts(names: Mapping[Inode, LastLink]) -> dict[Inode, int]:
 def _statuses(names: Mapping[Inode, LastLink]) -> dict[Inode, os.stat_result]:
     """Return the statuses of the names that still exist."""
     found: dict[Inode, os.stat_result] = {}
-    # Not a comprehension: its iterator would stay in the traceback of an error, and keep a directory open.
+    # Use a loop and not a comprehension, whose iterator would remain in the traceback of an error and keep a directory
+    # open.
     for inode, path in with_open_parents((inode, name.path) for inode, name in names.items()):
         if (status := dirfd_stat.find(path)) is not None:
             found[inode] = status
@@ -149,7 +151,7 @@ def _statuses(names: Mapping[Inode, LastLink]) -> dict[Inode, os.stat_result]:
 
 
 def _lost_names(layout: Layout, names: Names, checker: Verifier, *, may_write: bool) -> Iterator[StoreFinding]:
-    """Yield lost canonical names, after restoring them unless no copy is reliable."""
+    """Restore lost canonical names of blobs with a good copy, and yield a finding for each."""
     lost: dict[str, list[StorePath]] = {}
     for digest, paths in sorted(names.used.items()):
         if digest not in names.canonical:
@@ -163,7 +165,7 @@ def _lost_names(layout: Layout, names: Names, checker: Verifier, *, may_write: b
 
 
 def _given_names(layout: Layout, lost: Mapping[str, list[StorePath]]) -> set[str]:
-    """Restore canonical names, and return the digests; a checkpoint is locked once for all its blobs."""
+    """Restore canonical names, and return their digests. Each checkpoint is locked once for all its blobs."""
     by_checkpoint: defaultdict[StorePath, list[str]] = defaultdict(list)
     for digest, copies in lost.items():
         for copy in copies:
@@ -188,12 +190,13 @@ def _wrong_name(
 ) -> str:
     if (status.st_dev, status.st_ino) in used:
         return ""
-    # Anyone with write access to the store can put a sparse file of terabytes there.
+    # Do not read a huge file: anyone with write access to the store can create a sparse file of terabytes.
     if status.st_size > BLOB_MAX_BYTES:
         return f"{path} has {status.st_size} bytes, more than a blob can have, and was not read"
     if mode == "full":
         return checker.file(path, path.name, status.st_size) or ""
-    if used and blob_time.is_stamp(status.st_mtime_ns):  # without a stamp, a save reads it before using it
+    # If the time is not the fixed time of blobs, a save reads the file before reusing it.
+    if used and blob_time.is_stamp(status.st_mtime_ns):
         sizes = {other.st_size for name in used.values() if (other := dirfd_stat.find(name)) is not None}
         if status.st_size not in sizes:
             return f"{path} has {status.st_size} bytes, but the copies in checkpoints have another size"
@@ -201,8 +204,8 @@ def _wrong_name(
 
 
 def _unused(context: Context, names: Names, checker: Verifier, *, may_write: bool) -> Iterator[StoreFinding]:
-    """Yield a finding about blobs that no checkpoint has, except those that a damaged one lacks, as its only copy."""
-    # Dropped checkpoints that can be restored do not belong to gc yet.
+    """Yield a finding about blobs that no checkpoint has, except those that a damaged checkpoint lacks."""
+    # gc must not free the blobs of dropped checkpoints that can be restored yet.
     kept = names.used.keys() | trash.waiting_blobs(context.layout)
     lone = {digest: status for digest, status in names.canonical.items() if digest not in kept}
     sizes = [status.st_size for digest, status in lone.items() if digest not in checker.missing]
@@ -213,7 +216,7 @@ def _unused(context: Context, names: Names, checker: Verifier, *, may_write: boo
         try:
             list_blobs(context, timeout_s=_CATALOG_TIMEOUT_S)
             listed = True
-        except CkstoreError:  # gc lists them when the catalog works again
+        except CkstoreError:  # gc lists these blobs when the catalog works again
             listed = False
     subject = "1 blob is" if len(sizes) == 1 else f"{len(sizes)} blobs are"
     what = f"{subject} in no checkpoint, {size_text(sum(sizes))}; ckstore gc frees them"

@@ -29,26 +29,26 @@ from ckstore.ops.index.facts import row_digest, same_facts
 from ckstore.ops.refs.protection import doubtful_tags, way_out
 
 _TIMEOUT_S = 10.0
-_KEYS_AT_ONCE = 100  # a bound on memory, since a checkpoint can have many blobs
-# The limit of annotations, the largest of these files (docs/format/v1.md, "Limits").
+_KEYS_AT_ONCE = 100  # this limits memory use, since a checkpoint can have many blobs
+# The limit for annotations, which are the largest of these files (docs/format/v1.md, "Limits").
 _MAX_BYTES = 16 * 2**20
 
 
 def catalog_findings(context: Context, checker: Verifier, *, may_write: bool, thorough: bool) -> Iterator[StoreFinding]:
     """Compare the catalog with the directories that `checker` has checked, and make it match them."""
     try:
-        context.catalog.listing()  # raises if it cannot be used at all
+        context.catalog.listing()  # this raises if the catalog cannot be used at all
         problems = context.catalog.check() if thorough else []
-        # It is checked again before it is set aside: a transient error of the disk is not damage.
+        # `set_aside` checks the catalog again and keeps it if there was only a transient error of the disk.
         if problems and may_write and context.catalog.set_aside(timeout_s=_TIMEOUT_S) is not None:
             catch_up(context)
             yield StoreFinding("catalog", f"rebuilt the catalog, which was damaged: {problems[0]}", mended=True)
         elif problems:
             yield StoreFinding("catalog", f"the catalog is damaged: {problems[0]}")
         if may_write:
-            catch_up(context)  # a checkpoint that another process has not entered yet is not an error
-        # Compare twice: another process may have compacted or replaced some checkpoints between reading the rows and
-        # the directories.
+            catch_up(context)  # another process may have published a checkpoint that has no row yet
+        # Compare twice: another process may have compacted or replaced some checkpoints after their rows were read and
+        # before their directories were read.
         stale = _differing(context, checker, sorted(checker.ids))
         stale = stale and _differing(context, checker, stale)
         if stale and may_write:
@@ -69,18 +69,18 @@ def _differing(context: Context, checker: Verifier, keys: Iterable[CheckpointKey
     waiting, uses = deque(keys), dict[CheckpointKey, set[tuple[str, int]]]()
     while waiting:
         key = waiting.popleft()
-        if key not in uses:  # for many at a time, since each query opens the catalog
+        if key not in uses:  # query many checkpoints at a time, since each query opens the catalog
             uses = context.catalog.blobs_of([key, *islice(waiting, _KEYS_AT_ONCE - 1)])
         row = rows.get(key)
         digest = checker.row_digests.get(key)
         if digest and row is not None and digest == row_digest(row, uses[key], listing.get(key)):
             continue
         published = look(context.layout, key).published
-        if published is None or published.manifest_id != checker.ids[key]:  # incomplete, or replaced since
+        if published is None or published.manifest_id != checker.ids[key]:  # it is incomplete, or was replaced
             continue
         info = CheckpointInfo.of(published.manifest, published.manifest_id)
         same = row is not None and same_facts(row, info) and listing.get(key) == published.stamp
-        # Also compare the uses, by which gc finds unused blobs. Data on a remote is not used locally.
+        # Also compare the blobs, since gc finds unused blobs by these rows. Data on a remote is not used locally.
         if not same or uses[key] != set(published.local_files):
             found.append(key)
     return found
@@ -93,7 +93,7 @@ def _write_again(context: Context, keys: list[CheckpointKey]) -> None:
     def present(key: CheckpointKey) -> Published | None:
         return look(context.layout, key).published
 
-    # Rows with the right id would be kept, so they are removed first. In between, the links protect the blobs.
+    # Remove the rows first, since `reconcile` keeps rows with the right id. In between, the links protect the blobs.
     context.catalog.reconcile(keys, nothing, timeout_s=_TIMEOUT_S)
     context.catalog.reconcile(keys, present, timeout_s=_TIMEOUT_S, tags=context.layout.tags)
 
@@ -153,7 +153,7 @@ def _tags(context: Context) -> Iterator[StoreFinding]:
         subject = f"refs/{name}"
         if name in doubtful:
             yield StoreFinding("tag", f"{doubtful[name]}; {way_out(name)}", subject, harmful=True)
-        elif text is None or (target := parse_tag(text)) is None:  # it has changed since `doubtful_tags` read it
+        elif text is None or (target := parse_tag(text)) is None:  # it changed after `doubtful_tags` read it
             continue
         elif not any(key.any_generation == target.key.any_generation for key in layout.of_step(*target.key.run_step)):
             message = f"the tag {name} points to {target.key.name}, which does not exist; {way_out(name)}"

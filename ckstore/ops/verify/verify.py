@@ -45,16 +45,17 @@ _FLUSH_S = 60.0
 class Options:
     """The options of a verification."""
 
-    sample: float | None = None  # the share of the blobs to read, above 0, those read longest ago first; None for all
-    # The time for all reads: none is started that would end later. None for no limit. Blobs that were read longest ago
-    # come first.
+    # The share of the blobs to read, greater than 0; None for all blobs. Blobs that were read longest ago come first.
+    sample: float | None = None
+    # The time in seconds for all reads; None for no limit. A read is not started if it would end later. Blobs that were
+    # read longest ago come first.
     budget_s: float | None = None
-    rate_bytes_s: float | None = None  # the maximum rate; None for no limit
+    rate_bytes_s: float | None = None  # the maximum rate in bytes per second; None for no limit
     quick: bool = False  # read no data
     repair: bool = False  # move damaged blobs to quarantine, and replace them with intact copies
     repair_from: tuple[Path, ...] = ()  # other stores and directories with copies
-    copies: CopySource | None = None  # from which intact bytes are requested
-    progress: Progress | None = None  # called now and then
+    copies: CopySource | None = None  # a source of intact bytes, such as the remotes of the store
+    progress: Progress | None = None  # called at intervals with the progress
 
     def __post_init__(self) -> None:
         if self.sample is not None and not 0 < self.sample <= 1:
@@ -78,7 +79,7 @@ class Options:
 class Inventory:
     """The blobs in the directories of some checkpoints, without reading them."""
 
-    sizes: dict[Unit, int] = field(default_factory=dict)  # copy of a blob -> its size
+    sizes: dict[Unit, int] = field(default_factory=dict)  # copy of a blob -> its size in bytes
     first: dict[Unit, int] = field(default_factory=dict)  # copy of a blob -> index of the first checkpoint that has it
 
     @classmethod
@@ -105,7 +106,7 @@ class Verification:
         self._everything = everything
         self._may_write = not context.readonly and not context.writes_disabled_because
         self._budget = ReadBudget(options.budget_s)
-        # By copies and not by digests: two files with one digest can rot independently.
+        # The inventory lists copies and not digests, since two files with one digest can rot independently.
         self._inventory = Inventory.of(context, places)
         self._times: CheckedTimes = read_checked(context.layout)
         self._now_s = int(time.time())
@@ -132,7 +133,7 @@ class Verification:
             done = RepairOutcome()
             if options.repair:
                 wrong = [found.subject for found in findings if found.kind == "name" and found.harmful]
-                # After the whole verification, since only then are all intact copies known.
+                # Repair after the whole verification, because only then all intact copies are known.
                 done = repair(
                     self._context,
                     self._damage(),
@@ -175,14 +176,15 @@ class Verification:
     # ------------------------------------------------------------------------------------- what is read
 
     def _chosen(self) -> list[Unit] | None:
-        """Return the copies to read, those that were read longest ago first; None for all, in any order."""
+        """Return the copies to read, those that were read longest ago first, or None to read all in any order."""
         options, units = self._options, self._inventory.sizes
         if options.quick:
             return []
         if options.mode == "full":
             return None
         when = self._times.when
-        drawn = random.SystemRandom().random  # breaks ties, so that samples differ even if the times cannot be stored
+        # Copies of the same age are read in random order, so that samples differ even if the times cannot be stored.
+        drawn = random.SystemRandom().random
         ordered = sorted(units, key=lambda unit: (when((unit[2], unit[1]), self._now_s), drawn()))
         return ordered[: math.ceil((options.sample or 1) * len(ordered))]
 
@@ -207,7 +209,7 @@ class Verification:
             self._visit(checker, key, checker.bad)
 
     def _rounds(self, chosen: list[Unit]) -> list[list[Unit]]:
-        """Cut the list into consecutive rounds, so that the blobs that were read longest ago come first."""
+        """Divide the list into consecutive rounds of about `_ROUND_BYTES` each."""
         rounds: list[list[Unit]] = [[]]
         nbytes = 0
         for unit in chosen:
@@ -256,8 +258,8 @@ class Verification:
         self._flushed_s = time.monotonic()
         if not self._may_write or not (checker.good or checker.bad):
             return
-        # Include damaged blobs. Their checkpoints are marked as damaged, and without this record each sample would read
-        # them again instead of other blobs.
+        # Include damaged blobs, whose checkpoints are marked as damaged. Without this record, each sample would read
+        # the damaged blobs again instead of other blobs.
         read: dict[Copy, int] = {(unit[2], unit[1]): self._now_s for unit in checker.good | checker.bad}
         present = {(unit[2], unit[1]) for unit in self._inventory.sizes}
         everything = self._everything
@@ -270,7 +272,7 @@ class Verification:
         record_readings(self._context, right, self._now_s * 10**9)
 
     def _age(self, checker: Verifier) -> tuple[int, str]:
-        """Return how many copies were never read by a verification, and the time of the oldest reading."""
+        """Return how many copies no verification has read, and the time of the oldest reading if all were read."""
         units = self._inventory.sizes
         read = checker.good | checker.bad
         times = [self._now_s if unit in read else self._times.when((unit[2], unit[1]), self._now_s) for unit in units]
