@@ -1,8 +1,9 @@
-"""The place of the catalog: in the store, or in this user's cache if others also use the store.
+"""Choose the place of the catalog: in the store, or in this user's cache if others also use the store.
 
 SQLite cannot share a database between hosts, and it trusts the files next to a database, which other users could swap.
-The catalog is an index, so each host, or each user if several may write to the store, has its own, which catches up
-from the directories. A `catalog_path` outside the store means that other hosts may have their own.
+The catalog is only an index. Therefore each host has its own catalog, and so does each user if several may write to the
+store. Such a catalog is updated from the directories. If `catalog_path` is outside the store, other hosts may also have
+their own catalogs.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _HINT = "catalog_path= names a file on a disk of this host; XDG_CACHE_HOME moves
 
 def place_of(root: Path) -> tuple[PlaceFacts, tuple[str, ...]]:
     """Return the filesystem of a store with its settings, and notes for the user."""
-    # If the settings cannot be read, other hosts may use the store: nothing is freed until they can be read.
+    # If the settings cannot be read, assume that other hosts use the store: nothing is freed until they can be read.
     place = examine(root)
     try:
         return replace(place, told=setting_of(Layout(root), SHARED)), ()
@@ -35,7 +36,7 @@ def place_of(root: Path) -> tuple[PlaceFacts, tuple[str, ...]]:
     except OSError as error:
         reason = f"the settings cannot be read: {describe_os_error(error)}"
     consequence = "so other hosts may use the store, and nothing is freed until the settings can be read"
-    # The safe assumption: treating a shared store as local would lose data of other hosts.
+    # This assumption is safe, whereas treating a shared store as local would lose data of other hosts.
     return replace(place, told=True), (f"{reason}, {consequence}",)
 
 
@@ -49,14 +50,14 @@ def catalog_of(place: PlaceFacts, root: Path, uuid: str, wanted: Path | None) ->
         wanted: The path that the caller requests, relative to the working directory.
 
     Raises:
-        BadInput: `wanted` is a directory, or is in the store under another name, or in a store that others may write
-            to.
+        BadInput: `wanted` is a directory, is in the store under another name, or is in the store although other users
+            may write to it or other hosts may use it.
     """
     reason = why_of_several_hosts(place, root) or why_of_several_users(root)
     if wanted is not None:
         path = _wanted(wanted, root)
         existing = next(folder for folder in path.parents if folder.is_dir())
-        # By the filesystem: a test of SQLite's locks on one host is not valid for others.
+        # Decide by the kind of the filesystem: a test of SQLite's locks on this host says nothing about other hosts.
         found = examine(existing)
         if found.other_hosts:
             msg = f"the catalog cannot be at {path}: {found.kind} is a shared filesystem, which SQLite cannot use"
@@ -72,12 +73,12 @@ def catalog_of(place: PlaceFacts, root: Path, uuid: str, wanted: Path | None) ->
 
 
 def why_of_several_users(root: Path) -> str:
-    """Return why other users may write to the store at `root`; empty if none may, or if it does not exist yet."""
+    """Return why other users may write to the store at `root`, or "" if they may not or the store does not exist."""
     try:
         status = os.stat(root)
     except FileNotFoundError:
         return ""
-    # This includes root: a user could swap the files next to root's catalog, and SQLite trusts those.
+    # This check also applies to root: the owner of the store could swap the files next to root's catalog.
     if status.st_uid != os.geteuid():
         return f"{root} belongs to uid {status.st_uid}"
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -86,7 +87,7 @@ def why_of_several_users(root: Path) -> str:
 
 
 def _wanted(wanted: Path, root: Path) -> Path:
-    # Only the parent is resolved, since the file itself must not be a symlink.
+    # Resolve only the parent, since the file itself must not be a symlink.
     path = wanted.parent.resolve() / wanted.name
     if not wanted.name or path.is_dir():
         msg = f"catalog_path must name the file of a database, got the directory {path}"
@@ -107,17 +108,18 @@ def _default(reason: str, uuid: str) -> Path:
             "are on shared filesystems, or writable for others, or not writable for this user"
         )
         raise UnsafePlace(msg, hint=_HINT)
-    # By the uuid and not the path: a store that was moved keeps its index, and two stores never share one.
+    # The path contains the uuid and not the path of the store, so that a moved store keeps its index, and two stores
+    # never share one.
     return folder / uuid / _NAME
 
 
 def is_private(catalog: Catalog, root: Path) -> bool:
-    """Whether a catalog belongs to this user or host only, and others have their own for the store at `root`."""
+    """Whether a catalog belongs only to this user or host, so that others have their own for the store at `root`."""
     return catalog.path != root / _NAME
 
 
 def why_other_hosts(place: PlaceFacts, catalog: Catalog, root: Path, wanted: Path | None) -> str:
-    """Return why other hosts may use the store at `root`; empty if that is impossible."""
+    """Return why other hosts may use the store at `root`, or an empty string if they cannot."""
     if place.other_hosts:
         return why_of_several_hosts(place, root)
     if place.told is None and wanted is not None and is_private(catalog, root):

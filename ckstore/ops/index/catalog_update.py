@@ -29,8 +29,8 @@ def catch_up(context: Context, look: Look = "all") -> list[str]:
     Args:
         context: The store.
         look: ``all`` compares every checkpoint. ``names`` compares all names and inode numbers, and inspects those that
-            differ. ``counts`` compares the checkpoints of runs in doubt (`ops/index/reconcile`), so that the cost
-            follows the changes; a process that removes dropped or replaced checkpoints checks each of them itself.
+            differ. ``counts`` compares only the checkpoints of runs in doubt (`ops/index/reconcile`), so that the cost
+            depends on the number of changes. This suffices for gc, which checks each checkpoint before removing it.
     """
     try:
         return _reconcile(context, look)
@@ -41,18 +41,19 @@ def catch_up(context: Context, look: Look = "all") -> list[str]:
 def mend(context: Context, error: CatalogUnavailable) -> list[str]:
     """Repair the file of the catalog, and make it match the directories; return notes for the user.
 
-    There are no notes for a new store, or for a host or user that is new to a shared one. `error` is the error of the
-    catalog.
+    There are no notes if the store is new, or if this host or user uses a shared store for the first time. `error` is
+    the error of the catalog.
     """
     begun_s = time.monotonic()
-    is_new = not any(context.layout.published())  # checked first: others save as soon as there is a catalog
-    # Only a damaged one is set aside: one that is behind is migrated, and one of a newer ckstore is kept.
+    # Check this before the catalog exists, since other processes save as soon as it does.
+    is_new = not any(context.layout.published())
+    # Only a damaged catalog is set aside. An older one is migrated, and one of a newer ckstore is kept.
     aside = context.catalog.set_aside(timeout_s=TIMEOUT_S) if error.why == "damaged" else None
     made = context.catalog.create_or_migrate(timeout_s=TIMEOUT_S)
-    # Before rows are written: a catalog_path of another store would mix two stores.
+    # Check this before rows are written: if catalog_path is that of another store, two stores would be mixed.
     refuse_foreign(context.catalog)
     said = _reconcile(context, "all")
-    if not made:  # another process was faster, or is just rebuilding it
+    if not made:  # another process has rebuilt the catalog, or is rebuilding it
         return said
     if error.why == "behind":
         return ["Updated the catalog, which an older ckstore had created"]
@@ -69,26 +70,26 @@ def mend(context: Context, error: CatalogUnavailable) -> list[str]:
 def _reconcile(context: Context, look: Look) -> list[str]:
     """Make the rows match the directories; return notes for the user."""
     by_name = _differing_by_name(context) if look == "names" else None
-    # On a shared filesystem link counts may be old, so every checkpoint is compared.
+    # On a shared filesystem, link counts may be old, so every checkpoint is compared.
     runs = runs_in_doubt(context) if look == "counts" and context.view.sees_changes else None
-    with python_gc_paused():  # some small objects for each checkpoint, and no garbage
+    with python_gc_paused():  # this creates some small objects for each checkpoint, but no garbage
         known = context.catalog.outline(rows=by_name is None and (runs is None or bool(runs)))
-        if known.listing.wrong_count:  # it is not known which checkpoints they belong to
+        if known.listing.wrong_count:  # it is unknown which checkpoints the damaged rows belong to
             runs = None
         stale = _differing(context, known.listing.stamps, runs) if by_name is None else by_name
     notes = reconcile.remove(context) if known.listing.wrong_count else []
     if not context.view.sees_changes or (look != "counts" and context.catalog_is_private):
         from ckstore.objects.checkpoints import id_at
 
-        # The catalogs of other users do not inform this one of a replacement, and a new directory can have the inode of
-        # the old one.
+        # If another user has replaced a checkpoint, this catalog was not updated, and the new directory may have the
+        # inode number of the old one. Therefore compare the ids.
         known_ids = {info.key: info.id for info in context.catalog.infos()}
         stale |= {key for key, known_id in known_ids.items() if id_at(context.layout.checkpoint(key)) != known_id}
     if stale:
         reconcile_all(context, sorted(stale))
     elif (tags := context.layout.tags()) != known.tags:
         context.catalog.replace_tags(tags, timeout_s=TIMEOUT_S)
-    # If the kernel does not identify the start of the machine, this is done once.
+    # Without a boot id from the kernel, the blobs are listed only once.
     if known.blobs_listed != machine.boot_id():
         list_blobs(context, timeout_s=TIMEOUT_S)
         context.catalog.note_blobs_listed(machine.boot_id(), timeout_s=TIMEOUT_S)
@@ -96,9 +97,9 @@ def _reconcile(context: Context, look: Look) -> list[str]:
 
 
 def _differing_by_name(context: Context) -> set[CheckpointKey] | None:
-    """Return the checkpoints whose names or inode numbers are not in the catalog; None to compare every checkpoint."""
-    # All are compared if they are few, at the first opening after a start of the machine, since a power cut may have
-    # undone rows, and if the rows of the newest are wrong.
+    """Return the checkpoints that differ from the catalog by name or inode number, or None to compare all."""
+    # All checkpoints are compared in these cases: there are few, this is the first opening after a start of the
+    # machine (a power cut may have undone rows), or the rows of the newest are wrong.
     if not context.view.sees_changes or context.catalog_is_private:
         return None
     runs = context.known.directories.look(context.layout)

@@ -1,14 +1,14 @@
-"""Read the facts in manifests, and find the few that must be read to determine the newest (rule D of the design).
+"""Read the facts in manifests, and find the few manifests that must be read to determine the newest (rule D).
 
-The catalog proposes, and the directories decide. Each row has a checksum, which detects rot. A row can also be written
-by another program, so facts that a call relies on are read from the manifest, once per process, before a checkpoint is
-dropped, called the newest, or put in order.
+The catalog proposes, and the directories decide. Each row has a checksum, which detects rot. Because another program
+may also have written a row, facts that a call relies on are read from the manifest once per process, before a
+checkpoint is dropped, is called the newest, or gets its place in the order.
 
-The names in the directories of the runs show which checkpoints exist. The catalog has the content of a directory by its
-name and inode number, and only the directories that it proposes as the newest are inspected. A run of 20,000
-checkpoints thus costs a list of names and not 20,000 inspections. A manifest that another program put into an old
-directory of a long run is detected when that checkpoint is shown, opened or about to be dropped, by ``verify`` and
-``reindex``, and by the first opening after a start of the machine.
+The names in the directories of the runs show which checkpoints exist. The catalog knows the content of a directory by
+its name and inode number, so only the directories that it proposes as the newest are inspected. For a run of 20,000
+checkpoints, the names are listed, but 20,000 inspections are not needed. If another program puts a manifest into an old
+directory of a long run, this is detected when that checkpoint is shown, opened or about to be dropped, by ``verify``
+and ``reindex``, and by the first opening after a start of the machine.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ def facts_at(context: Context, place: CheckpointKey) -> CheckpointInfo:
 
 
 def facts_in(context: Context, path: StorePath) -> CheckpointInfo:
-    """Return the facts in the manifest of a directory at any place."""
+    """Return the facts in the manifest of any directory, published or not."""
     with OpenDir(path) as directory:
         fd = directory.fd
-        # Taken before the read: if the file changes meanwhile, the stamp must not fit the new content.
+        # Take the stamp before the read: if the file changes in between, the stamp must not fit the new content.
         stamp = file_stamp(fd)
         facts = context.known.manifests.recall_facts(stamp)
         if facts is None:
@@ -69,7 +69,7 @@ def facts_in(context: Context, path: StorePath) -> CheckpointInfo:
 
             data = files.read_file(MANIFEST, most_bytes=MANIFEST_MAX_BYTES, dir_fd=fd)
             try:
-                # Without the leaves, which saves four fifths of the time for 5,000 tensors (docs/adr/0002).
+                # Parse without the leaves, which saves four fifths of the time for 5,000 tensors (docs/adr/0002).
                 where = f"{path}/{MANIFEST}"
                 facts = parse_facts(data, where=where, hash_prefix=context.layout.hash_prefix, plain=plain_in(fd, path))
             except BadInput as error:
@@ -100,9 +100,9 @@ def _mend_if_wrong(context: Context, facts: CheckpointInfo) -> None:
     place = facts.key
     try:
         rows, _, _ = context.catalog.current({place: context.layout.stamp(place)}, seek=True)
-    except CatalogUnavailable:  # then there is no row
+    except CatalogUnavailable:  # without a catalog, there is no row to rewrite
         return
-    # Only if it is wrong: a reader must not take the lock of the catalog for a correct row.
+    # Write only a wrong row: a reader must not lock the catalog for a correct one.
     if rows and not same_facts(rows[0], facts):
         write_again(context, [place])
 
@@ -113,10 +113,10 @@ def same_facts(one: CheckpointInfo, other: CheckpointInfo) -> bool:
 
 
 def row_digest(info: CheckpointInfo, blobs: Iterable[tuple[str, int]], stamp: Stamp | None) -> str:
-    """Return a digest of the facts, blobs and stamp that the catalog has for a checkpoint, or an empty string.
+    """Return a digest of the facts, blobs and stamp in the catalog for a checkpoint, or "" if none can be computed.
 
-    Equal digests mean equal facts. Facts with different digests may still be the same (`same_facts`), since entries of
-    a dict have no order.
+    Equal digests mean equal facts. If digests differ, the facts may still be the same (`same_facts`), since the digest
+    depends on the order of dict entries.
     """
     uses = sorted({(digest, nbytes) for digest, nbytes in blobs})
     try:
@@ -128,7 +128,7 @@ def row_digest(info: CheckpointInfo, blobs: Iterable[tuple[str, int]], stamp: St
 
 def _is_same(one: object, other: object) -> bool:
     """Whether two values of metadata are equal; NaN equals itself."""
-    # Not compared as text: Python refuses to convert an integer of more than 4,300 digits.
+    # The values are not compared as text, because Python refuses to convert an integer of more than 4,300 digits.
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(_is_same(value, other[name]) for name, value in one.items())
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
@@ -136,18 +136,19 @@ def _is_same(one: object, other: object) -> bool:
     return type(one) is type(other) and (one == other or (one != one and other != other))  # noqa: PLR0124 - nan
 
 
-FEW = 1000  # up to this number, all checkpoints are inspected: it takes 10 ms, and detects any changed manifest
-_MOST_UNKNOWN = 200  # for more, inspecting all checkpoints is faster
+# Up to this number, all checkpoints are inspected, which takes 10 ms and detects any changed manifest.
+FEW = 1000
+_MOST_UNKNOWN = 200  # if more checkpoints are unknown, inspecting all checkpoints is faster
 
 
 @dataclass(frozen=True, slots=True)
 class CatalogProposal:
-    """A proposal from a list of names and the catalog."""
+    """The checkpoints to inspect, as proposed by the catalog from a list of names."""
 
     listed: Mapping[str, Mapping[str, int]]  # run -> name -> inode number of each directory
-    # The checkpoints that may be the newest, and those that are not in the catalog, with their current stamps.
+    # The checkpoints that may be the newest and those that are not in the catalog, with their current stamps.
     published: dict[CheckpointKey, Stamp | None]
-    unknown: set[CheckpointKey]  # those that are not in the catalog
+    unknown: set[CheckpointKey]  # the checkpoints that are not in the catalog
 
 
 def newest_by_catalog(
@@ -158,9 +159,9 @@ def newest_by_catalog(
     *,
     newest: int,
 ) -> CatalogProposal | None:
-    """Return the checkpoints that can be the newest of a run, or of all; None if all must be inspected.
+    """Return the checkpoints that may be the newest of a run or of all runs, or None if all must be inspected.
 
-    The checkpoint whose manifest was written last is included.
+    They include the checkpoint whose manifest was written last.
 
     Args:
         context: The store.
@@ -169,7 +170,7 @@ def newest_by_catalog(
         listed: Run -> name -> inode number of every existing directory.
         newest: How many of the newest are needed.
     """
-    # Inode numbers may be reused without this host seeing it.
+    # Without `sees_changes`, inode numbers may be reused without this host noticing it.
     if sum(map(len, listed.values())) <= FEW or not context.view.sees_changes:
         return None
     try:
@@ -182,7 +183,8 @@ def newest_by_catalog(
     published = {place: runs.stamp(place) for place in (*found.newest.stamps, *found.unknown)}
     if any(published[place] != stamp for place, stamp in found.newest.stamps.items()):
         return None  # the checkpoint at that place may be older than others
-    for place in context.known.distrusted.keys() - published.keys():  # its row may hide that it is the newest
+    # A wrong row may hide that its checkpoint is the newest.
+    for place in context.known.distrusted.keys() - published.keys():
         if place.directory in listed.get(place.run, {}):
             published[place] = runs.stamp(place)
     return CatalogProposal(listed, published, found.unknown)

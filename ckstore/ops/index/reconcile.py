@@ -1,7 +1,8 @@
-"""Enter checkpoints into the catalog: many per transaction, but few enough that no process waits long for its lock.
+"""Enter checkpoints into the catalog, and find the runs whose checkpoints must be compared one by one.
 
-It also finds the runs whose checkpoints need not be compared one by one. In these runs, the count of the catalog equals
-the number of subdirectories, which the link count of the run's directory gives (docs/adr/0002-catalog.md).
+A transaction enters many checkpoints, but few enough that no process waits long for the lock of the catalog. A run need
+not be compared if its count in the catalog equals the number of its subdirectories, which follows from the link count
+of the run's directory (docs/adr/0002-catalog.md).
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ if TYPE_CHECKING:
 
 Note = Callable[[CheckpointKey, "Verdict"], None]
 
-# A rebuild holds the lock for half a second at a time, so a process that waits longer waits for something else.
+# A rebuild holds the lock for half a second at a time. If a process waits this long, something else holds the lock.
 TIMEOUT_S = 30.0
-# The transaction keeps its pages in memory until it ends.
+# The maximum number of checkpoints in a transaction, which keeps its pages in memory until it ends.
 _BATCH_MOST = 256
-# Half a second: tags and pins of other processes wait for the same lock.
+# The maximum duration of a transaction, since tags and pins of other processes wait for the same lock.
 _BATCH_S = 0.5
 
 
@@ -58,7 +59,7 @@ def reconcile_all(context: Context, keys: Iterable[CheckpointKey], note: Note | 
 
 
 def reconcile_one(context: Context, key: CheckpointKey, *, timeout_s: float) -> None:
-    """Make the rows of one checkpoint match its directory. If they already do, the lock is not taken."""
+    """Make the rows of one checkpoint match its directory. If they already match, the lock is not taken."""
     if not context.catalog_is_private and context.catalog.listing(places=[key]) == stamps(context, [key]):
         return
     from ckstore.objects.checkpoints import look
@@ -73,16 +74,16 @@ def _batch(waiting: deque[CheckpointKey]) -> Iterator[CheckpointKey]:
     deadline = time.monotonic() + _BATCH_S
     for _ in range(_BATCH_MOST):
         yield waiting.popleft()
-        # After a checkpoint and not before: each batch does at least one, even if the disk is slow.
+        # Check the time after a checkpoint, so that each batch has at least one even if the disk is slow.
         if not waiting or time.monotonic() > deadline:
             return
 
 
 def runs_in_doubt(context: Context) -> set[str]:
-    """Return the runs whose checkpoints must be compared one by one, since their count differs or is not known."""
+    """Return the runs whose checkpoints must be compared one by one, since their count differs or is unknown."""
     known = context.catalog.counts()
     runs = known.keys() | set(context.layout.runs())
-    # 0: the filesystem does not count subdirectories (btrfs, overlayfs), so the count is not usable.
+    # A count of 0 means that the filesystem does not count subdirectories (btrfs, overlayfs).
     return {run for run in runs if not (count := context.layout.subdirectory_count(run)) or known.get(run) != count}
 
 
@@ -95,7 +96,8 @@ def stamps(context: Context, keys: Iterable[CheckpointKey]) -> dict[CheckpointKe
 def chosen(context: Context, run: str, *, newest: int, off_every: int) -> dict[CheckpointKey, Stamp] | None:
     """Return the stamps of the newest checkpoints of a run, and of all whose step is not a multiple of `off_every`.
 
-    None if the catalog cannot tell. All returned places were checked.
+    The catalog chooses the checkpoints, and their stamps are compared with the directories. Return None if the catalog
+    cannot be trusted.
     """
     if context.catalog_is_private:
         return None
@@ -103,7 +105,7 @@ def chosen(context: Context, run: str, *, newest: int, off_every: int) -> dict[C
         if run in runs_in_doubt(context):
             return None
         listing = context.catalog.chosen(run, newest=newest, off_every=off_every)
-    except CatalogUnavailable:  # the caller uses the directories
+    except CatalogUnavailable:  # the caller then reads the directories
         return None
     if listing.wrong_count or stamps(context, listing.stamps) != listing.stamps:
         return None
@@ -111,7 +113,7 @@ def chosen(context: Context, run: str, *, newest: int, off_every: int) -> dict[C
 
 
 _PROBLEM = "rows"
-# A repair helps later calls, so the current call does not wait for it.
+# A repair only helps later calls, so the current call does not wait long for it.
 _MEND_TIMEOUT_S = 1.0
 
 
@@ -141,8 +143,8 @@ def write_again(context: Context, places: Collection[CheckpointKey], *, damaged_
         context.notices.problems[_PROBLEM] = said
         warn(said)
     for place in () if damaged_count else places:
-        # Record the stamp too, so that only this checkpoint is distrusted: one that is saved to the same place later
-        # has another stamp, and its row is trusted.
+        # Record the stamp also: a checkpoint that is saved to the same place later has another stamp, and its row can
+        # be trusted.
         context.known.distrusted[place] = context.layout.stamp(place)
     if context.readonly or context.writes_disabled_because:
         return

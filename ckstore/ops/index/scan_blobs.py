@@ -1,8 +1,8 @@
-"""Scan ``blobs/`` for blobs that the catalog does not have, and for blobs that checkpoints lack or have twice.
+"""Scan ``blobs/`` for blobs that the catalog lacks, and for blobs that checkpoints lack or have as separate copies.
 
-A power cut can restore names that were removed. Therefore the directories are listed once after each start of the
-machine, and whenever the catalog is rebuilt. The cost grows with the store (about a second for 100,000 blobs), so they
-are not listed at every opening.
+A power cut can restore names that were removed. Therefore ``blobs/`` is listed once after each start of the machine,
+and whenever the catalog is rebuilt. It is not listed at every opening, because the cost grows with the store (about a
+second for 100,000 blobs).
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ CANDIDATES_BATCH = 5000  # how many blobs are entered in one transaction
 
 
 def canonical_blobs(layout: Layout) -> Iterator[StorePath]:
-    """Yield every file in ``blobs/`` that has the name of a blob and is in the right folder."""
+    """Yield every file in ``blobs/`` that is named like a blob and is in the right folder."""
     for fan in names_in(layout.blobs):
         folder = layout.blobs / fan
         if dirfd_stat.is_directory(folder):
             names: list[str] = []
-            with suppress(PermissionError):  # another user's folder; it is listed when that user opens the store
+            with suppress(PermissionError):  # the folder of another user is listed when that user opens the store
                 names = names_in(folder)
             yield from (folder / name for name in names if is_digest(name) and fan_out(name) == fan)
 
 
 def list_blobs(context: Context, *, timeout_s: float) -> int:
-    """Enter every unused blob in ``blobs/`` as a candidate for gc; return how many there are."""
+    """Enter every unused blob in ``blobs/`` as a candidate for gc; return the number of unused blobs."""
     count = 0
     batch: list[StorePath] = []
     for path in canonical_blobs(context.layout):
-        # In batches, since each transaction holds the lock that tags and pins need.
+        # Enter them in batches, since each transaction holds the lock that tags and pins need.
         batch.append(path)
         if len(batch) >= CANDIDATES_BATCH:
             count += _enter(context, batch, timeout_s)
@@ -55,7 +55,7 @@ def list_blobs(context: Context, *, timeout_s: float) -> int:
 def _enter(context: Context, paths: list[StorePath], timeout_s: float) -> int:
     if not paths:
         return 0
-    # The catalog first: for a blob in use, its file need not be inspected.
+    # Query the catalog first: the files of blobs in use need not be inspected.
     without_use = context.catalog.without_use([path.name for path in paths])
     unused = []
     for digest, path in with_open_parents((path.name, path) for path in paths if path.name in without_use):
@@ -77,7 +77,7 @@ class _Use:
 
 @dataclass
 class StoreInventory:
-    """Counts checkpoints and blobs: call `note` for each checkpoint, and then `look_at_blobs` once."""
+    """Counts checkpoints and blobs. Call `note` for each checkpoint, and then `look_at_blobs` once."""
 
     layout: Layout
     places: set[CheckpointKey] = field(default_factory=set)  # complete checkpoints
@@ -103,8 +103,8 @@ class StoreInventory:
 
     def look_at_blobs(self) -> None:
         """Compare ``blobs/`` with the blobs that the checkpoints name; no data is read."""
-        # An inode has one link for each of its names. So if the canonical file has fewer links than the store has names
-        # for the blob, the missing ones are separate copies.
+        # The canonical file has one link for its canonical name and one for each checkpoint that shares it. If it has
+        # fewer links than that, the other checkpoints have separate copies.
         lost = set(self._uses)
         for _, path in with_open_parents((None, blob) for blob in canonical_blobs(self.layout)):
             try:
@@ -116,7 +116,7 @@ class StoreInventory:
                 self.orphans[path.name] = status.st_size
                 continue
             lost.discard(path.name)
-            # + 1: the canonical name. A link outside the store makes the result negative, and is not a copy.
+            # The 1 stands for the canonical name. Links outside the store may make the difference negative.
             copies = max(0, use.count + 1 - status.st_nlink)
             self.copy_count += copies
             self.copy_bytes += copies * use.nbytes
@@ -129,7 +129,7 @@ class StoreInventory:
         by_place: defaultdict[CheckpointKey, list[tuple[str, int]]] = defaultdict(list)
         for digest in self._lost:
             use = self._uses[digest]
-            # By checkpoint: each is locked once for all its names.
+            # Group the names by checkpoint, so that each is locked once for all its names.
             by_place[use.place].append((digest, use.nbytes))
         return sum(
             len(restore_names(self.layout, self.layout.checkpoint(place), lost)) for place, lost in by_place.items()
@@ -137,16 +137,16 @@ class StoreInventory:
 
     @property
     def blob_count(self) -> int:
-        """How many blobs complete checkpoints name."""
+        """The number of blobs that complete checkpoints name."""
         return len(self._uses)
 
     @property
     def blob_bytes(self) -> int:
-        """The total size of these blobs."""
+        """The total size in bytes of the blobs that complete checkpoints name."""
         return sum(use.nbytes for use in self._uses.values())
 
     def orphans_in_parts(self, count: int) -> Iterator[list[tuple[str, int]]]:
-        """Yield the orphans (digest, size), at most `count` at once."""
+        """Yield lists of at most `count` orphans (digest, size)."""
         listed = sorted(self.orphans.items())
         for start in range(0, len(listed), count):
             yield listed[start : start + count]

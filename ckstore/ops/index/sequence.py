@@ -25,42 +25,44 @@ def next_sequence(context: Context, counted: Counted | None = None, least: int |
 
     Args:
         context: The store.
-        counted: The count of checkpoints from the catalog, if this save queried it for pieces.
-        least: The least number by the settings, if they were read.
+        counted: The count of checkpoints from the catalog, if this save queried the catalog for pieces.
+        least: The least number by the settings. If None, it is read from the settings.
     """
     runs = context.known.directories.look(context.layout)
     known = _SequenceNumbers(context)
     known.look(*_asked(context, runs, context.known.greatest_sequence.value, counted))
     greatest = known.greatest()
-    # Up to that gap every number is valid, since the first may be that large. Beyond it, all must be compared.
+    # Every number up to `WIDEST_GAP` is valid, since even the first number may be that large. To check a greater
+    # number, all numbers must be compared.
     if greatest > WIDEST_GAP:
         greatest = sequence_limit(context)
-    if least is None:  # opening the store reported settings that cannot be read
+    if least is None:  # an error is ignored, since opening the store reported it
         least = setting_or_none(context.layout, LEAST_SEQUENCE) or 0
-    if least > greatest + WIDEST_GAP:  # a forged number: numbers after it would not be valid
+    if least > greatest + WIDEST_GAP:  # the number is forged, and the numbers after it would not be valid
         least = 0
     _look_at_waiting(context, greatest)
     sequence = max(greatest, context.known.greatest_sequence.value, least) + 1
     if sequence > MAX_SEQUENCE:
         msg = f"{context.layout.root} has no sequence number left: a checkpoint has {MAX_SEQUENCE}, the greatest"
         raise SaveFailed(msg, hint="ckstore log --json shows which: move its directory out of the store")
-    # Before the save publishes: another thread of this process must not use the same number.
+    # Record the number before the save publishes, so that no other thread of this process uses it.
     context.known.greatest_sequence.raise_to(sequence)
     context.tell_passed_over()
     if known.looked:
-        context.known.directories.judged(runs, known.torn)  # last: another thread may rely on it
+        # Do this last, since other threads rely on the greatest number covering these checkpoints.
+        context.known.directories.judged(runs, known.torn)
     return sequence
 
 
 def _look_at_waiting(context: Context, greatest: int) -> None:
-    """Raise the greatest number that this process knows to those of dropped checkpoints that can be restored."""
-    # `undo` restores a checkpoint with its number. A checkpoint that is saved in the meantime must come after it;
-    # otherwise it would not be the newest any more, and a rule would drop it.
+    """Make the greatest known number at least that of each dropped checkpoint that can be restored."""
+    # `undo` restores a checkpoint with its number. A checkpoint that is saved before the undo must have a greater
+    # number; otherwise it would no longer be the newest after the undo, and a rule could drop it.
     layout, known = context.layout, context.known
     names = frozenset(name for name in trash.names_in(layout.trash) if trash.former_place(name) is not None)
     fresh = names - known.waiting
     if len(fresh) > _MANY:
-        # Those whose manifests were written last: numbers grow with time, and reading all could take long.
+        # Read only the manifests that were written last: numbers grow with time, and reading all could take long.
         written = {
             name: found.st_mtime_ns for name in fresh if (found := dirfd_stat.find(layout.trash / name / MANIFEST))
         }
@@ -68,9 +70,9 @@ def _look_at_waiting(context: Context, greatest: int) -> None:
     for name in fresh:
         with suppress(FileNotFoundError, NotADirectoryError, PermissionError, DamagedBlob):  # it cannot be restored
             sequence = facts_in(context, layout.trash / name).sequence
-            if sequence <= max(greatest, known.greatest_sequence.value) + WIDEST_GAP:  # otherwise it is never valid
+            if sequence <= max(greatest, known.greatest_sequence.value) + WIDEST_GAP:  # a greater number is not valid
                 known.greatest_sequence.raise_to(sequence)
-    known.waiting = names  # last: another thread may rely on it
+    known.waiting = names  # set this last, since other threads rely on it
 
 
 def sequence_limit(context: Context) -> int:
@@ -81,8 +83,9 @@ def sequence_limit(context: Context) -> int:
     return greatest_in_order(known.sequences.values())
 
 
-_MANY = 20  # for more, the runs are listed
-# As long as a seal takes on a busy disk, during which others may publish anyway: both are saved at the same time.
+_MANY = 20  # with more checkpoints, listing the runs is faster than inspecting each directory
+# The age in seconds up to which the count of the catalog is used again. Sealing a checkpoint on a busy disk takes this
+# long, and other processes may publish during that time anyway.
 _FRESH_S = 0.25
 
 Rows = dict[CheckpointKey, "tuple[Stamp, int]"]
@@ -91,9 +94,10 @@ Rows = dict[CheckpointKey, "tuple[Stamp, int]"]
 def _asked(
     context: Context, runs: dict[str, RunListing], own: int, counted: Counted | None
 ) -> tuple[set[CheckpointKey], Rows]:
-    """Return the checkpoints that this process has not checked, and the catalog's rows for these and newer ones."""
+    """Return the checkpoints that this process has not checked, and the rows of the catalog for them and newer ones."""
     unsure = {place for state in runs.values() for place in state.unsure}
-    # Querying the catalog again would take a tenth of a small save. During a longer one, others may have published.
+    # Querying the catalog again would take a tenth of the time of a small save. During a longer save, other processes
+    # may have published.
     if counted is not None and time.monotonic() - counted.at_s <= _FRESH_S:
         count, newest = counted.checkpoints, counted.newest
     else:
@@ -105,13 +109,13 @@ def _asked(
         names = {run: state.names for run, state in runs.items()}
         with context.layout.open_runs() as opened:
             found = newest_by_catalog(context, opened, None, names, newest=1)
-        if found is not None:  # the others cannot have the greatest number
+        if found is not None:  # no other checkpoint can have the greatest number
             few = {*found.published}
             return few, _rows(context, few)
     if 2 * len(unsure) > count:
         return unsure, _rows(context, None)
     rows = _rows(context, unsure) if unsure else {}
-    if newest > own:  # another process has published since
+    if newest > own:  # another process has published a checkpoint
         try:
             beyond = context.catalog.orders(beyond=own)
         except CatalogUnavailable:
@@ -135,11 +139,11 @@ def _both(listing: CatalogListing) -> Rows:
 
 
 class _SequenceNumbers:
-    """Sequence numbers of checkpoints, by the catalog if their rows are current, otherwise by their manifests."""
+    """The sequence numbers of checkpoints, from the catalog if their rows are current, otherwise from the manifests."""
 
     def __init__(self, context: Context) -> None:
         self.sequences: dict[CheckpointKey, int] = {}
-        self.torn: set[CheckpointKey] = set()  # without a readable manifest; it may be repaired later
+        self.torn: set[CheckpointKey] = set()  # checkpoints without a readable manifest, which may be repaired later
         self.looked = False  # whether any checkpoint was checked
         self._context = context
         self._written: dict[CheckpointKey, int] = {}
@@ -156,19 +160,19 @@ class _SequenceNumbers:
                 self.torn.add(place)
                 continue
             self._written[place] = stamp.mtime_ns
-            # The row was made from this manifest, by inode and times: it need not be read again.
+            # The inode and times show that the row was made from this manifest, which need not be read again.
             if row is not None and row[0] == stamp and place not in self._context.known.distrusted:
                 self.sequences[place] = row[1]
             else:
                 self.check([place])
 
     def greatest(self) -> int:
-        """Return the greatest number, or 0. Its manifest is read, and the manifest that was written last."""
+        """Return the greatest number, or 0, after reading its manifest and the manifest that was written last."""
         while self.sequences:
             by_order = sorted(self.sequences, key=self.sequences.__getitem__)
             by_time = sorted(self._written, key=self._written.__getitem__)
-            # The greatest number may be from a row that rotted, and the last manifest may have a row that is too small:
-            # both are read.
+            # Read both manifests: the row with the greatest number may have rotted, and the row of the last manifest
+            # may have a number that is too small.
             suspects = {by_order[-1], by_time[-1]} - self._checked
             if not suspects:
                 return self.sequences[by_order[-1]]
