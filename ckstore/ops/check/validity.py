@@ -1,7 +1,8 @@
-"""Whether a checkpoint is valid: complete, its blobs unmodified by size and time, and not marked as damaged.
+"""Check whether a checkpoint is valid.
 
-This check is cheap: it reads the manifest and no data. Reads and verifications mark damage in the directory of the
-checkpoint, and by the time of the blob.
+A checkpoint is valid if it is complete, the sizes and times of its blobs are right, and it is not marked as damaged.
+The check reads the manifest and no data. If a read or a verification finds damage, it writes a mark into the directory
+of the checkpoint and changes the time of the blob.
 """
 
 from __future__ import annotations
@@ -42,19 +43,18 @@ if TYPE_CHECKING:
 class Glance:
     """The result of a cheap check of the directory of a checkpoint."""
 
-    manifest: Manifest | None = None  # None, with an empty id, if it cannot be read
-    manifest_id: str = ""
-    problem: str = ""  # why it is not complete, or the text of the mark; empty if it is valid
-    # Blobs of the right size that a program wrote to, or that were copied without their time: they must be read to know
-    # whether they are right.
+    manifest: Manifest | None = None  # None if it cannot be read
+    manifest_id: str = ""  # empty if the manifest cannot be read
+    problem: str = ""  # why the checkpoint is not complete, or the text of the mark; empty if there is no problem
+    # Blobs of the right size but with another time, since a program wrote to them or copied them without their time.
+    # Only reading them shows whether they are right.
     touched: tuple[BlobRecord, ...] = ()
 
 
 def why_not_valid(context: Context, info: CheckpointInfo) -> str:
-    """Return why a checkpoint is not valid, one sentence; empty if it is valid.
+    """Return why a checkpoint is not valid, in one sentence, or an empty string if it is valid.
 
-    It is valid if it is complete, its blobs have the right sizes and times, and no read found damage. No lock is taken,
-    so the caller may hold any. A checkpoint that was removed or replaced is not valid.
+    A checkpoint that was removed or replaced is not valid. This function takes no lock, so the caller may hold any.
     """
     try:
         glanced = glance(context.layout.checkpoint(info.key), info.key, context.known.manifests)
@@ -74,7 +74,7 @@ def why_not_valid(context: Context, info: CheckpointInfo) -> str:
 def glance(path: StorePath, key: CheckpointKey | None, cache: ManifestCache | None = None) -> Glance:
     """Check the directory of a checkpoint that is or was published at `key`, without a lock and without reading data.
 
-    With `cache`, a manifest that is the same file as before is not read again, and is returned without its leaves.
+    With `cache`, an unchanged manifest is not read again, and is returned without its leaves.
     """
     try:
         return _glance(path, key, cache)
@@ -101,7 +101,7 @@ def _glance(path: StorePath, key: CheckpointKey | None, cache: ManifestCache | N
 
 
 def _manifest_in(fd: int, path: StorePath, cache: ManifestCache | None) -> tuple[Manifest, str]:
-    # Taken before the read: if the file changes meanwhile, the stamp must not fit the new content.
+    # Take the stamp before the read: if the file changes in between, the stamp must not fit the new content.
     stamp = file_stamp(fd)
     known = None if cache is None else cache.recall(stamp)
     if known is not None:
@@ -113,8 +113,8 @@ def _manifest_in(fd: int, path: StorePath, cache: ManifestCache | None) -> tuple
 
 
 def open_checked(context: Context, path: StorePath, *, timeout_s: float = 10.0) -> CheckpointDirectory:
-    """Open the checkpoint in the directory `path` of the store, so that damage found by reads is marked."""
-    # The reader keeps the lock: a mark must go into the directory that was read, even if it was moved.
+    """Open the checkpoint in the directory `path` of the store, such that damage found by reads is marked."""
+    # The reader keeps the lock, so that a mark is written into the directory that was read, even if it was moved.
     lock = locks.lock_shared(path, timeout_s=timeout_s)
     try:
         directory = CheckpointDirectory.locked(path, lock, context.layout.hash_prefix)
@@ -141,10 +141,10 @@ def open_checked(context: Context, path: StorePath, *, timeout_s: float = 10.0) 
 def remember(
     context: Context, lock: locks.DirectoryLock, entries: Iterable[MarkEntry], *, distrust: bool = True
 ) -> bool:
-    """Mark the checkpoint whose directory is locked, and return whether this was possible.
+    """Mark the checkpoint whose directory is locked as damaged, and return whether this was possible.
 
-    With `distrust`, the blobs are also no longer trusted by their time, so that saving the same bytes again heals them.
-    No error is raised, since it would hide the damage.
+    With `distrust`, the times of the blobs are also changed, so that no save reuses them, and saving the same bytes
+    again heals them. No `OSError` is raised, since it would hide the damage.
     """
     if context.readonly or context.writes_disabled_because:
         return False
@@ -161,18 +161,20 @@ def remember(
         for entry in entries:
             if is_digest(entry.blob):
                 _withdraw(context.layout, entry.blob, lock)
-        context.known.marks_duty.wake()  # the next save heals what it can
+        context.known.marks_duty.wake()  # the next save must look for marks, since it may be able to heal the blobs
     except OSError:
         return False
     return True
 
 
 def _withdraw(layout: Layout, digest: str, lock: locks.DirectoryLock) -> None:
-    """Remove the canonical name of a damaged blob that belongs to another user, who alone can change its time."""
-    # Otherwise a save of that user would reuse it.
+    """Remove the canonical name of a damaged blob if its file belongs to another user.
+
+    Only the owner of a file can change its time, and without that, saves would reuse the blob by this name.
+    """
     canonical = layout.blob(digest)
     damaged, offered = dirfd_stat.find(lock.inside / BLOBS / digest), dirfd_stat.find(canonical)
-    # A file of this user lost its time above, and no save reuses it.
+    # If the file belongs to this user, its time was changed, and no save reuses it.
     if damaged is None or offered is None or damaged.st_uid == os.geteuid():
         return
     same = (damaged.st_dev, damaged.st_ino) == (offered.st_dev, offered.st_ino)
@@ -181,6 +183,9 @@ def _withdraw(layout: Layout, digest: str, lock: locks.DirectoryLock) -> None:
 
 
 def remember_damage(context: Context, lock: locks.DirectoryLock, damage: Iterable[Damage]) -> bool:
-    """As `remember`, for damage found by a verification that affects the checkpoint; the times are already set."""
+    """Mark damage that a verification found, as `remember`, if it affects the checkpoint.
+
+    The verification has already changed the times of the blobs.
+    """
     entries = [MarkEntry(found.blob, (*found.names, *found.files), found.what) for found in damage if found.affects]
     return remember(context, lock, entries, distrust=False)

@@ -1,7 +1,7 @@
 """Check checkpoints one after another, reading every copy of a blob once, even if many checkpoints share it.
 
-Several threads read, each with one buffer. A checkpoint is locked for use while it is checked, so no process deletes it
-meanwhile; one that is removed before that is skipped.
+Several threads read, each with one buffer. A checkpoint is locked while it is checked, so that no process deletes it.
+If it was deleted before, it is skipped.
 """
 
 from __future__ import annotations
@@ -34,23 +34,24 @@ from ckstore.ops.context import Context
 from ckstore.ops.index.facts import row_digest
 from ckstore.ops.pace import ReadBudget
 
-# Results are processed in between, so that progress is shown and memory use stays small.
+# The number of blobs in a batch. Results are processed after each batch, so that progress is shown and memory use
+# remains small.
 _BATCH = 256
 VerifyOrder = tuple[int, int, str, str]
-"""Sorts checkpoints in the order of their commits; those whose order is not known come last."""
+"""A sort key: checkpoints in the order of their commits, followed by those whose order is unknown."""
 Unit = tuple[int, int, str]
 """A copy of a blob: device, inode number, digest."""
 
 
 class Verifier:
-    """Checks checkpoints and remembers which blobs it has read; a context manager.
+    """Checks checkpoints and remembers which blobs it has read. It is a context manager.
 
     Args:
         context: The store.
         report: Called with the number of bytes that were read so far.
-        pace: Called before each read.
+        pace: Called before each read with the number of bytes.
         budget: Decides which blobs may still be read.
-        quick: Do not read blobs of a wrong size.
+        quick: Whether to report blobs of a wrong size without reading them.
     """
 
     def __init__(
@@ -64,13 +65,12 @@ class Verifier:
     ) -> None:
         self.checked_bytes = 0  # bytes that were read and compared
         self.decoded_bytes = 0  # bytes of encoded blobs that were decoded and compared
-        # The copies that were read, and were right or damaged.
-        self.good: set[Unit] = set()
-        self.bad: set[Unit] = set()
+        self.good: set[Unit] = set()  # the copies that were read and were right
+        self.bad: set[Unit] = set()  # the copies that were read and were damaged
         self.missing: set[str] = set()  # blobs that a checkpoint needs and lacks
         self.away: set[CheckpointKey] = set()  # the checkpoints with data on a remote only
         self.ids: dict[CheckpointKey, str] = {}  # the id of each checkpoint that has a manifest
-        # The `row_digest` of each checkpoint that is whole locally, without parsing its manifest once more.
+        # The `row_digest` of each checkpoint that is complete locally, so that its manifest is not parsed again.
         self.row_digests: dict[CheckpointKey, str] = {}
         # The checkpoints that were skipped because another process had locked them for too long.
         self.locked: dict[CheckpointKey, InUse] = {}
@@ -81,20 +81,21 @@ class Verifier:
         self._budget = budget or ReadBudget(None)
         self._may_touch = not context.readonly and not context.writes_disabled_because
         self._pool = Workers(context.threads)
-        # A buffer for each thread: 4 MiB in huge pages is too expensive to allocate for each blob.
+        # Each thread keeps its buffer: 4 MiB in huge pages is too expensive to allocate for each blob.
         self._local = threading.local()
         self._decodings: set[tuple[str, ...]] = set()
         self._results: dict[Unit, tuple[str, dict[Piece, str]]] = {}
         self._right_names: dict[tuple[int, int], str] = {}
 
     def lift_budget(self) -> None:
-        """From now on read without a budget."""
+        """Read without a budget from now on."""
         self._budget = ReadBudget(None)
 
     def file(self, path: StorePath, digest: str, nbytes: int) -> str | None:
-        """Check a file that should be a blob and is in no checkpoint; return its problem, or an empty string.
+        """Check a file that should be a blob and is in no checkpoint; return its problem, or "" if it is right.
 
-        None if the budget does not allow reading it, or if it was removed. A damaged file loses its time.
+        Return None if the budget does not allow reading the file, or if it was removed. In a writable store, the time
+        of a damaged file is changed, so that no save reuses it.
         """
         try:
             status = dirfd_stat.status(path)
@@ -117,9 +118,12 @@ class Verifier:
     ) -> tuple[VerifyOrder, list[Damage]] | None:
         """Check one checkpoint, and mark it or remove its mark; return its place in the order, and its damage.
 
-        None if it was removed, is `locked`, or is closed to this user. With `only`, no other copies are read. Missing
-        blobs and wrong sizes are still found, and a mark is kept. If `only` is a mapping, the copies with the least
-        values are read first.
+        Return None if the checkpoint was removed, is `locked`, or is closed to this user.
+
+        Args:
+            key: The checkpoint.
+            only: The copies to read. Missing blobs and wrong sizes are always reported. With `only`, a mark is never
+                removed. If `only` is a mapping, the copies with the least values are read first.
         """
         try:
             found = self._checkpoint(key, only)
@@ -132,7 +136,7 @@ class Verifier:
         run, step, _ = key
         path = self._context.layout.checkpoint(key)
         try:
-            # For the whole checkpoint: no process drops and deletes it while it is checked.
+            # Hold the lock during the whole check, so that no process deletes the checkpoint.
             lock = locks.lock_shared(path)
         except (FileNotFoundError, NotADirectoryError):
             return None
@@ -140,12 +144,13 @@ class Verifier:
             self.locked[key] = error
             return None
         with lock:
-            # Before the first read: a mark that is added meanwhile may be about damage that this reading missed.
+            # Identify the mark before the first read: a mark that is written later may be about damage that this check
+            # does not find, and must not be removed.
             mark = marks.identity(lock.fd)
             order: VerifyOrder = (1, step, run, "")
             try:
                 directory = CheckpointDirectory.locked(path, lock, self._context.layout.hash_prefix)
-            except OtherHash as error:  # this is not damage
+            except OtherHash as error:  # a checkpoint with another hash is not damaged, so it is not marked
                 return order, [Damage(run, step, (), "", str(error))]
             except DamagedBlob as error:
                 new = damage = [Damage(run, step, (), "", error.message)]
@@ -165,7 +170,7 @@ class Verifier:
         return order, damage
 
     def _known(self, directory: CheckpointDirectory, damage: list[Damage]) -> Iterator[Damage]:
-        """Yield the damage in the mark of a checkpoint about blobs that were not read now."""
+        """Yield the damage that the mark of a checkpoint records about blobs that were not read now."""
         manifest, mark = directory.manifest, marks.read_mark(directory.lock.fd)
         reported = {found.blob for found in damage}
         sizes = {blob.digest: blob for blob in manifest.stored}
@@ -178,7 +183,7 @@ class Verifier:
     def directory(
         self, directory: CheckpointDirectory, key: CheckpointKey, only: Container[Unit] | None = None
     ) -> list[Damage]:
-        """Check the blobs of an open checkpoint; only the times of blobs are changed."""
+        """Check the blobs of an open checkpoint. Only the times of damaged blobs are changed."""
         manifest = directory.manifest
         damage = []
         if not key.fits(manifest.run, manifest.step, directory.manifest_id):
@@ -194,8 +199,8 @@ class Verifier:
         pieces, teller = _pieces(manifest), Teller(manifest)
         damage = []
         work = iter(indexes if only is None else _wanted(directory, indexes, only))
-        # The first by itself: if several began at once, another could use up the budget, and this one would never be
-        # read.
+        # Read the first blob by itself: if several began at once, another one could use up the budget, and the first
+        # would never be read.
         while batch := list(islice(work, 1 if self._budget.fresh else _BATCH)):
             with closing(self._pool.map(lambda i: self._one(directory, i, pieces[i]), batch)) as results:
                 for index, checked in results:
@@ -204,13 +209,14 @@ class Verifier:
                         self._report(self.checked_bytes)
                     if checked.problem or checked.bad:
                         damage.append(teller.damage(index, checked))
-        if not (manifest.form.is_plain or damage):  # damaged files already name everything decoded from them
+        # If files are damaged, their damage already includes everything that is decoded from them.
+        if not (manifest.form.is_plain or damage):
             damage += self._decoded(directory, teller)
         return damage
 
     def _decoded(self, directory: CheckpointDirectory, teller: Teller) -> Iterator[Damage]:
-        """Decode blobs without a file that were not decoded yet, from right files; yield those that decode wrongly."""
-        # Equal files decode equally, so each is decoded once, even if many checkpoints have it.
+        """Decode each encoded blob whose files are right and that was not decoded yet; yield the damaged ones."""
+        # Equal files always decode to the same bytes, so a blob is decoded once even if many checkpoints have it.
         right = {unit[2] for unit in self.good}
         manifest = directory.manifest
         numbers = {file.digest: number for number, file in enumerate(manifest.stored)}
@@ -241,7 +247,7 @@ class Verifier:
         blob = directory.manifest.stored[index]
         unit = unit_of(directory, blob)
         if unit is None and not directory.must_have(blob.digest):
-            # Neither damaged nor read: data on a remote is compared when it is downloaded.
+            # The blob is neither damaged nor read: data on a remote is compared when it is downloaded.
             self.away.add(CheckpointKey(directory.manifest.run, directory.manifest.step, directory.lock.inside.name))
             return index, Checked()
         if unit is None:
@@ -249,7 +255,8 @@ class Verifier:
             return index, check_blob(
                 directory, blob, pieces, ReadMode(self._buffer(), pace=self._pace, by_size=self._quick)
             )
-        # A blob that a hundred checkpoints share is read once; each requests only pieces that only it names.
+        # A blob that many checkpoints share is read completely once. Later checkpoints read only pieces that no earlier
+        # one has named.
         new = unit not in self._results
         problem, known = self._results.get(unit, ("", {}))
         unknown = pieces - known.keys()
@@ -263,13 +270,14 @@ class Verifier:
             return index, checked
         problem = problem or checked.problem
         known.update((piece, checked.bad.get(piece, "")) for piece in unknown)
-        if new:  # a base is read before the checkpoint that has it as a tensor, which need not read it again
+        # Another checkpoint may name the whole blob as one piece, which need not be read again.
+        if new:
             known.setdefault((blob.digest, 0, blob.nbytes), problem)
         self._results[unit] = (problem, known)
         bad = {piece: known[piece] for piece in pieces if known[piece]}
         if problem or bad:
             self.bad.add(unit)
-            # A later piece of it was wrong: it counts as damaged even if other pieces are right.
+            # A copy with one wrong piece counts as damaged, even if it was right by the pieces of other checkpoints.
             self.good.discard(unit)
         elif unit not in self.bad:
             self.good.add(unit)
@@ -277,7 +285,7 @@ class Verifier:
         return index, Checked(problem, bad, checked.read_bytes)
 
     def _is_right_by_another_name(self, unit: Unit) -> bool:
-        """Whether the inode is right under another name: then only this name is wrong, not its bytes."""
+        """Whether the bytes of the inode are right under another name, so that only this name is wrong."""
         return self._right_names.get(unit[:2], unit[2]) != unit[2]
 
     def _buffer(self) -> memoryview:
@@ -303,7 +311,7 @@ def unit_of(directory: CheckpointDirectory, blob: BlobRecord) -> Unit | None:
 
 
 def _wanted(directory: CheckpointDirectory, indexes: Iterable[int], only: Container[Unit]) -> list[int]:
-    """Return the missing blobs, then those to be read; in the order of `only` if it is a mapping."""
+    """Return the indexes of missing blobs and of blobs to be read, in the order of `only` if it is a mapping."""
     units = {index: unit_of(directory, directory.manifest.stored[index]) for index in indexes}
     found = [index for index, unit in units.items() if unit is None or unit in only]
     if isinstance(only, Mapping):
@@ -312,7 +320,7 @@ def _wanted(directory: CheckpointDirectory, indexes: Iterable[int], only: Contai
 
 
 def _pieces(manifest: Manifest) -> dict[int, set[Piece]]:
-    """Return the pieces in each file by the manifest, by the index of the file; encoded files have none."""
+    """Return the pieces in each plain file according to the manifest, by the index of the file."""
     pieces: dict[int, set[Piece]] = defaultdict(set)
     places = manifest.places
     for storage in manifest.storages:
@@ -323,7 +331,10 @@ def _pieces(manifest: Manifest) -> dict[int, set[Piece]]:
 
 
 class Teller:
-    """Determines what damaged blobs mean for a checkpoint, at a cost that does not grow with the number of blobs."""
+    """Determines which values and files of a checkpoint are affected by damaged blobs.
+
+    The cost for each damaged blob does not depend on the total number of blobs.
+    """
 
     def __init__(self, manifest: Manifest) -> None:
         self._manifest = manifest
@@ -360,7 +371,8 @@ class Teller:
     def _look(self) -> dict[int, list[tuple[int, Piece | None]]]:
         """Return the storages and pieces in each file, and record the values in each storage.
 
-        None stands for a piece that is decoded from the file, or with it. Any damage of the file may damage the piece.
+        None stands for a piece that is decoded from the file, directly or as a base. Any damage of the file may damage
+        such a piece.
         """
         storages: dict[int, list[tuple[int, Piece | None]]] = defaultdict(list)
         numbers = {file.digest: number for number, file in enumerate(self._manifest.stored)}
