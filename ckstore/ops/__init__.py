@@ -1,5 +1,5 @@
 """The operations of the store, one per module.
 
-Errors of `ckstore.errors` and `OSError` are passed on; `ops/api_calls.py` converts system errors to typed ones. A
-docstring names an error if it adds facts to the class, such as the state after it, or the next action of the caller.
+All functions may raise errors of `ckstore.errors` and `OSError`. `ops/api_calls.py` converts system errors to typed
+errors. A docstring lists an error only to add facts, such as the state after it or the next action of the caller.
 """

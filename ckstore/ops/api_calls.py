@@ -1,8 +1,8 @@
 """Calls of the public methods: their errors, and the rule that a thread makes one call of a store at a time.
 
-A signal handler, a ``__del__`` or a callback can call a store while its thread is inside another call of it. The locks
-that the new call would wait for are held by the waiting thread, so it is refused at once, before it takes any. Calls of
-other threads are waited for like those of other processes.
+A signal handler, a ``__del__`` or a callback can call a store while its thread is inside another call of the same
+store. The new call would wait for locks that its own thread holds, so it is refused at once, before it takes a lock.
+Calls in other threads are not refused: they wait for each other, as calls in other processes do.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _Act:
         self.places: tuple[object, ...] = ()
 
     def __str__(self) -> str:
-        # Only for an error: every call creates an `_Act`, and a save of 8 KB takes only some milliseconds.
+        # The name is computed only for an error: every call creates an `_Act`, and a small save takes milliseconds.
         import inspect  # rarely needed, and slow to import
 
         act_name = _name(self.method)
@@ -52,13 +52,14 @@ class _Act:
 
 
 _under_way: dict[_Act, None] = {}
-"""The calls under way. Added and removed by single calls of C code, between which no signal handler runs."""
+"""The calls that are running. Each is added and removed by one call of C code, which no signal handler interrupts."""
 
 
 def _forget_in_child() -> None:
     for act in tuple(_under_way):
-        # The call of this thread continues in the child: a fork during a save returns into that save.
-        if act.thread != get_ident():  # of a thread that does not exist in the child
+        # The call of this thread continues in the child: a fork during a save returns into that save. The other threads
+        # do not exist in the child.
+        if act.thread != get_ident():
             _under_way.pop(act, None)
 
 
@@ -66,9 +67,9 @@ os.register_at_fork(after_in_child=_forget_in_child)
 
 
 def api_call(method: Callable[P, R]) -> Callable[P, R]:
-    """Make a public function one call of its first argument, and convert its errors to those of ckstore.
+    """Make a public function a call of the store in its first argument, and convert its errors to those of ckstore.
 
-    That argument is a path, or has `_act_places()`, which returns the keys that two calls must not share.
+    The first argument is a path, or has `_act_places()`, which returns the keys that two calls must not share.
 
     The function raises:
         InUse: This thread is inside another call of the same store.
@@ -80,23 +81,23 @@ def api_call(method: Callable[P, R]) -> Callable[P, R]:
 
 
 def api_call_in_memory(method: Callable[P, R]) -> Callable[P, R]:
-    """Make a method of a store a call that makes no system call: stores are distinguished only by their paths."""
+    """Make a method of a store a call as `api_call`, without a system call: only the paths of stores are compared."""
     return _as_act(method, lambda first: (first.path,))
 
 
 def _as_act(method: Callable[P, R], places: Callable[[Any], tuple[object, ...]]) -> Callable[P, R]:
     @functools.wraps(method)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        # Created before `try`: the `finally` below must know what to remove, even if a signal handler raises.
+        # Create the object before `try`, so that the `finally` block can remove it even if a signal handler raises.
         own_act = _Act(method, args, kwargs)
         try:
             _begin(own_act, places)
             return method(*args, **kwargs)
-        # Before `OSError`, its base class: a symlink in place of a directory is an attack or an accident, and not an
-        # I/O error.
+        # This is caught before its base class `OSError`: a symlink in place of a directory is an attack or an accident,
+        # and not an I/O error.
         except NotInStore as error:
             raise unsafe(_failed(method), error) from error
-        except CkstoreError:  # first, since one of them is also an OSError
+        except CkstoreError:  # one of these classes is also an `OSError`
             raise
         except OSError as error:
             msg = f"{_failed(method)}: {describe_os_error(error)}"
@@ -104,7 +105,7 @@ def _as_act(method: Callable[P, R], places: Callable[[Any], tuple[object, ...]])
             if isinstance(error, PermissionError):
                 hint = "it belongs to another user, or its permissions were changed. Nothing in the store is lost"
             raise of_the_system(error, msg, hint=hint) from error
-        # Only after Python refused the call: checking the arguments of each call first would slow down every call.
+        # The arguments are checked only after Python refused the call, so that correct calls are not slower.
         except TypeError as error:
             if msg := unknown_argument(method, kwargs):
                 raise TypeError(msg) from error
@@ -113,8 +114,8 @@ def _as_act(method: Callable[P, R], places: Callable[[Any], tuple[object, ...]])
             msg = f"{_failed(method)}: not enough memory{f': {error}' if str(error) else ''}"
             raise CkstoreError(msg, hint="nothing in the store is lost") from error
         finally:
-            # One call of C code, as at the entry: a handler that raises in between would make the thread be refused
-            # forever.
+            # This is one call of C code. If a signal handler could raise before it, later calls of this thread would
+            # always be refused.
             _under_way.pop(own_act, None)
 
     return call
@@ -124,9 +125,9 @@ def places_of(root: Path) -> tuple[object, ...]:
     """Return the identity of the store at a path: the path, and its device and inode."""
     try:
         status = os.stat(root)
-    except OSError:  # it does not exist yet, or the call reports what is wrong with it
+    except OSError:  # the store does not exist yet, or the call will report the error
         return (root,)
-    # Both: the path is unchanged if a store is replaced, and the inode if it is reached by another path or a symlink.
+    # Use both: the path is the same if a store is replaced, and the inode is the same if another path leads to it.
     return root, (status.st_dev, status.st_ino)
 
 
@@ -136,12 +137,12 @@ def _places(first: Any) -> tuple[object, ...]:
 
 
 def _begin(own_act: _Act, places: Callable[[Any], tuple[object, ...]]) -> None:
-    # Threads and locks of the interpreter are being removed, so a call would hang or fail midway.
+    # When the interpreter removes its threads and locks, a call would hang or fail midway.
     if sys.is_finalizing():
         msg = f"{_failed(own_act.method)}: the interpreter is shutting down"
         raise CkstoreError(msg, hint="use the store in an atexit handler at the latest")
     own_act.places = places(own_act.args[0])
-    # A copy, since other threads add and remove calls meanwhile.
+    # Iterate over a copy, since other threads add and remove calls.
     for other in tuple(_under_way):
         if other.thread == own_act.thread and not set(own_act.places).isdisjoint(other.places):
             msg = f"{_failed(own_act.method)}: {other} is running in this same thread"
@@ -172,7 +173,7 @@ _MEANT = {
     "overwrite": "if_exists",
     "dtype": "cast",
 }
-"""Names used by torch and trainers -> the equivalent argument."""
+"""Names of arguments in torch and in trainers -> the equivalent argument of ckstore."""
 _LEAVE_OUT = {
     "map_location": "the tensors of the target stay on their devices",
     "weights_only": "a load never executes anything",
@@ -183,11 +184,11 @@ _LEAVE_OUT = {
     "allow_partial_load": "strict=False loads what fits",
     "no_dist": "without ranks= there is one process",
 }
-"""Names used by torch that no method has -> why they are not needed."""
+"""Names of arguments in torch without an equivalent in ckstore -> why they are not needed."""
 
 
 def unknown_argument(method: Callable[..., Any], given: Mapping[str, Any]) -> str:
-    """Return the message for the first argument that a method does not have, or an empty string."""
+    """Return the message for the first given argument that a method does not have, or "" if it has all of them."""
     import inspect
 
     parameters = inspect.signature(method).parameters
@@ -235,7 +236,7 @@ def describe_os_error(error: OSError) -> str:
 
 
 def describe_error(error: OSError | CkstoreError) -> str:
-    """Return the description of one error among several, in a sentence."""
+    """Return the description of an error for a list of several errors."""
     return describe_os_error(error) if isinstance(error, OSError) else str(error)
 
 

@@ -1,7 +1,7 @@
 """Threads for the duration of one call; if no thread can be started, the thread of the caller does the work.
 
-They are started directly by `_thread`: `threading` and `concurrent.futures` take locks of the whole process. The
-thread may hold one of them when a signal handler that saves interrupts it.
+The threads are started directly by `_thread`, because `threading` and `concurrent.futures` take locks of the whole
+process. If a signal handler that saves interrupted a thread holding such a lock, the save would deadlock.
 """
 
 from __future__ import annotations
@@ -22,22 +22,23 @@ R = TypeVar("R")
 T = TypeVar("T")
 # How often the caller's thread may report progress while it waits.
 _LOOK_S = 0.1
-# By the measured costs, four threads keep a disk busy, and sixteen threads a disk of 26 GB/s. On 16 cores, sixteen
-# threads are no faster than eight (docs/adr/0025).
+# According to measurements, four threads keep a usual disk busy, and sixteen threads a disk of 26 GB/s. On 16 cores,
+# sixteen threads are no faster than eight (docs/adr/0025).
 _LEAST_THREADS, _MOST_THREADS = 4, 16
 _PATIENCE = 3
-"""After this many interruptions by Ctrl-C, or by exceptions of signal handlers, threads are no longer waited for."""
+"""The number of exceptions of signal handlers, such as Ctrl-C, after which a call stops waiting for its threads."""
 _Job = tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]
 
 
 def default_threads(cores: int) -> int:
-    """Return how many threads a call uses on this many cores, without a setting."""
-    # Four on up to eight cores: fewer do not keep a disk busy, and more gained less than a tenth (docs/adr/0009). Half
-    # of the cores beyond that, since training continues during a save.
+    """Return the default number of threads of a call on this many cores."""
+    # On up to eight cores, four threads are used: fewer do not keep a disk busy, and more gain less than a tenth
+    # (docs/adr/0009). On more cores, half of them are used, since training continues during a save.
     return max(_LEAST_THREADS, min(cores // 2, _MOST_THREADS))
 
 
-# The affinity, not all cores of the machine: a rank bound to four of 64 would otherwise start sixteen threads on them.
+# Count the cores in the affinity and not all cores of the machine: otherwise a rank that is bound to four of 64 cores
+# would start sixteen threads on four cores.
 DEFAULT_THREADS = default_threads(len(os.sched_getaffinity(0)))
 
 
@@ -50,17 +51,16 @@ class _Life:
 class Workers:
     """Executes submitted work in at most `count` threads.
 
-    It also works in `atexit` handlers, in which no thread can be started, and if threads die for lack of memory: then
-    the caller does the remaining work. `stop` must be called at the end.
+    If no thread can be started, as in `atexit` handlers, or if threads die for lack of memory, the caller does the
+    remaining work. `stop` must be called at the end.
     """
 
     def __init__(self, count: int) -> None:
         self._count = count
-        # A forked child has none of the threads, and waiting for them there would never end.
+        # The threads do not exist in a forked child, where waiting for them would never end.
         self._pid = os.getpid()
-        self._jobs: SimpleQueue[_Job | None] = (
-            SimpleQueue()
-        )  # like `_ended`, it takes no lock that a handler could need
+        # A `SimpleQueue` takes no lock that a signal handler could need.
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._ended: SimpleQueue[weakref.ref[_Life]] = SimpleQueue()
         self._threads: list[weakref.ref[_Life]] = []
         self._next: list[_Life] = []  # the `_Life` of the thread that is being started
@@ -72,36 +72,36 @@ class Workers:
         return future
 
     def _begin(self, future: Future[R], work: Callable[..., R], *args: Any) -> None:
-        # One by one as work arrives: a call with one item starts one thread.
+        # Start threads one by one as work arrives, so that a call with one item starts one thread.
         if len(self._threads) < self._count:
             self._start_one()
         if self._is_any_alive():
             self._jobs.put((future, work, args))
         else:
-            # No thread can be started (a limit of processes, or interpreter shutdown): do the work more slowly.
+            # No thread can be started because of a process limit or interpreter shutdown, so do the work here.
             _do(future, work, args)
 
     def map(self, work: Callable[[T], R], items: Iterable[T]) -> Generator[R]:
         """Start `work` for each item; yield its results, or raise its errors, in the order of the items.
 
-        No work runs any more when the generator ends, even by an error. A caller that leaves early must close it.
+        When the generator ends, even by an error, no work is running. A caller that stops early must close it.
         """
         begun: list[Future[R]] = []
         try:
             for item in items:
-                begun.append(Future())  # first, so that it is waited for even if a signal handler raises
+                begun.append(Future())  # add it before it is begun, so that a signal handler that raises cannot lose it
                 self._begin(begun[-1], work, item)
             for future in begun:
                 yield self.result(future)
         finally:
-            # Even after an error: work that still runs would write to a directory that its caller discards.
+            # Wait even after an error: running work would write to a directory that its caller discards.
             if os.getpid() == self._pid:
                 _patiently(lambda: _drop(begun), lambda: self._is_any_alive() and not all(map(Future.done, begun)))
 
     def result(self, future: Future[R], say: Callable[[], object] | None = None) -> R:
-        """Return the result of submitted work, or raise its error. `say` is called regularly meanwhile."""
+        """Wait for submitted work; return its result or raise its error. `say` is called regularly while waiting."""
         while not future.done():
-            with suppress(FutureTimeout):  # the work may also raise it; then the future is done
+            with suppress(FutureTimeout):  # the work itself may also raise this error; then the future is done
                 future.result(timeout=_LOOK_S)
             self.help_out()
             if say is not None:
@@ -109,7 +109,7 @@ class Workers:
         return future.result()
 
     def help_out(self) -> None:
-        """Do queued work if every thread has died; callers that wait for work call this now and then."""
+        """Do queued work if every thread has died. Callers that wait for work call this regularly."""
         if self._is_any_alive():
             return
         with suppress(Empty):
@@ -119,7 +119,7 @@ class Workers:
                     _do(*job)
 
     def stop(self) -> None:
-        """Drop work that was not started, and wait for the rest. A forked child has no threads to wait for."""
+        """Drop work that was not started, and wait for running work. In a forked child, do nothing."""
         if os.getpid() == self._pid:
             _patiently(self._end, lambda: bool(self._threads))
 
@@ -132,7 +132,7 @@ class Workers:
             while True:
                 self._jobs.get_nowait()
         for _ in self._threads:
-            # One end mark per thread, after the work in the queue; each thread takes exactly one.
+            # Put one end mark for each thread into the queue. Each thread takes exactly one.
             self._jobs.put(None)
         # Only C code runs here, so a signal handler that raises cannot run between taking the end of a thread from the
         # queue and counting it.
@@ -140,10 +140,10 @@ class Workers:
         deque(map(self._threads.remove, ends), 0)
 
     def _start_one(self) -> None:
-        # The thread is counted before it is started. If a signal handler raises in between, the `_Life` of that thread
-        # is freed at the latest in `_end`, which counts as its end, so waiting for it returns. No variable refers to
-        # the `_Life`, since the traceback of the handler's error would keep it.
-        # C code records the end: a thread without memory cannot run even its first line of Python.
+        # The thread is counted before it is started. If a signal handler raises in between, the `_Life` of the thread
+        # is freed at the latest in `_end`. This counts as the end of the thread, so that waiting for it returns. No
+        # variable may refer to the `_Life`, since the traceback of the handler's error would keep it.
+        # The end is recorded by C code, because a thread without memory cannot run even its first line of Python.
         self._next[:] = [_Life()]
         self._threads.append(weakref.ref(self._next[0], self._ended.put))
         # RuntimeError: "can't start new thread", "can't create new thread at interpreter shutdown".
@@ -151,20 +151,20 @@ class Workers:
             _thread.start_new_thread(self._work, (self._next.pop(),))
 
     def _work(self, life: _Life) -> None:
-        del (
-            life
-        )  # the interpreter refers to it until this thread ends; a variable would keep it in the traceback of an error
+        # The interpreter refers to the object until this thread ends. A variable would keep it longer, in the traceback
+        # of an error.
+        del life
         while (job := self._jobs.get()) is not None:
             try:
                 _do(*job)
             except BaseException:
-                self._jobs.put(job)  # there was no memory to start it: another thread, or the caller, does it
+                self._jobs.put(job)  # there was no memory to begin the job, so another thread or the caller does it
                 raise
             del job  # its objects must not be kept until the next job
 
 
 def _drop(begun: Sequence[Future[Any]]) -> None:
-    """Cancel work that was not started, and wait for the rest."""
+    """Cancel work that was not started, and wait for running work."""
     for future in begun:
         future.cancel()
     for future in begun:
@@ -173,9 +173,9 @@ def _drop(begun: Sequence[Future[Any]]) -> None:
 
 
 def _patiently(end: Callable[[], object], is_more: Callable[[], bool]) -> None:
-    """Call `end` until `is_more` is False; raise exceptions of signal handlers, as at Ctrl-C, only afterwards."""
-    # Otherwise threads would continue in a directory that is being deleted, or whose lock was released. The third
-    # exception ends the wait: a hanging disk must not keep the user from ending the program.
+    """Call `end` until `is_more` returns False; only then raise exceptions of signal handlers, such as Ctrl-C."""
+    # If they were raised at once, threads would continue in a directory that is being deleted or whose lock was
+    # released. The third exception ends the wait, so that the user can end the program even if a disk hangs.
     raised: list[BaseException] = []
     while is_more() and len(raised) < _PATIENCE:
         try:
@@ -194,10 +194,10 @@ def for_each(
     say: Callable[[], None] | None = None,
     stopping: Callable[[], None] = lambda: None,
 ) -> None:
-    """Do the work for each item, in order, in `threads` threads; no work runs any more when this returns.
+    """Do the work for each item, beginning with the first, in `threads` threads; return when all work has ended.
 
-    `say` is called in the caller's thread now and then. `stopping` is called after the first error in any thread,
-    before the others are waited for. Items that were not started are dropped then.
+    `say` is called in the caller's thread at intervals. After the first error in any thread, the remaining items are
+    dropped, and `stopping` is called before this function waits for the other threads.
     """
     waiting = deque(items)
 
@@ -210,7 +210,7 @@ def for_each(
             try:
                 work(item)
             except BaseException:
-                # First, so that no other thread starts an item while `stopping` runs.
+                # Do this first, so that no other thread starts an item while `stopping` runs.
                 waiting.clear()
                 stopping()
                 raise
@@ -218,7 +218,7 @@ def for_each(
             if threads == 1 and say is not None:
                 say()
 
-    # Without a pool: starting and joining a thread costs more than a small load.
+    # Use no pool for one thread: starting and joining a thread costs more than a small load.
     if threads == 1:
         go_on()
         return
@@ -237,7 +237,7 @@ def for_each(
 
 
 def waited_for(future: Future[Any], help_out: Callable[[], None]) -> Iterator[None]:
-    """Wait for one piece of work, yielding now and then, and once more when it is done; raise its error."""
+    """Wait for one piece of work, and raise its error. Yield at intervals, and once more when the work is done."""
     while not future.done():
         try:
             future.exception(timeout=_LOOK_S)  # returns the error of the work

@@ -1,4 +1,4 @@
-"""The settings of a store that can be changed, as callers read and set them: ``store.config``."""
+"""The settings of a store that can be changed: ``store.config``."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def _json_of_budget(_: Context, member: str, budget: object) -> dict[str, Any]:
 
 def _refuse_misspelt(context: Context, member: str, policy: RetentionPolicy) -> None:
     """Refuse a metric that no checkpoint has, if checkpoints have other metrics."""
-    # The rows of the catalog suffice to accept it; only the directories refuse it. A new store, and one whose
-    # checkpoints have no metrics yet, accepts any name.
+    # A metric in the rows of the catalog is accepted without reading directories. If no checkpoint has metrics yet, any
+    # name is accepted.
     wanted = {best.metric for best in policy.bests}
     try:
         metrics = [info.metrics for info in context.catalog.infos()] if wanted else []
@@ -61,7 +61,7 @@ def _refuse_misspelt(context: Context, member: str, policy: RetentionPolicy) -> 
         return
     if not _lacking(wanted, metrics):
         return
-    # The rows may be old or wrong, so the manifests and annotations decide about a refusal.
+    # The rows may be old or wrong, so check the manifests and annotations before a refusal.
     metrics = [
         annotated(context, info).metrics
         for key, _ in context.layout.published()
@@ -74,7 +74,7 @@ def _refuse_misspelt(context: Context, member: str, policy: RetentionPolicy) -> 
 
 
 def _lacking(wanted: set[str], all_metrics: Iterable[Mapping[str, float]]) -> set[str]:
-    """Return which metrics no checkpoint has, if any checkpoint has a metric."""
+    """Return the wanted metrics that no checkpoint has, or nothing if no checkpoint has any metric."""
     known = {metric for metrics in all_metrics for metric in metrics}
     return wanted - known if known else set()
 
@@ -92,17 +92,16 @@ class _Attribute(Generic[T]):
         self, member: str, read: Callable[[Layout], T], to_json: Callable[[Context, str, object], object]
     ) -> None:
         def get(config: StoreConfig) -> T:
-            # Read from the file each time: another process may have changed it since this store was opened.
+            # Read the file each time, since another process may have changed the setting after this store was opened.
             return read(config._context.layout)  # noqa: SLF001 - of this module
 
         def change(config: StoreConfig, value: T | None) -> None:
             context = config._context  # noqa: SLF001 - of this module
             new = None if value is None else to_json(context, member, value)
-            # After the value was checked: a wrong value is an error of the caller even if the store is open for
-            # reading.
+            # Check this after the value, so that a wrong value is reported even if the store is open for reading only.
             context.check_writable()
             config_file.edit(context.layout, member, lambda _: new)
-            vars(context).pop(member, None)  # a cached value, such as the number of threads
+            vars(context).pop(member, None)  # remove a cached value, such as the number of threads
 
         for function in (get, change):
             function.__name__, function.__qualname__ = member, f"StoreConfig.{member}"

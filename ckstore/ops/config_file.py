@@ -31,17 +31,17 @@ KEEP_LOCAL: Final = "keep_local"
 BY_RUN: Final = "retention_by_run"
 BUDGET: Final = "budget"
 SET_BY: Final = "set_by"
-"""The ids of users who set rules, by `RETENTION`, `MAKE_ROOM`, `BUDGET`, or the name in `BY_RUN`."""
-# A thread uses 2 MiB of private memory in a save: a mistyped number must not take gigabytes.
+"""The member with the user ids of those who set rules, by `RETENTION`, `MAKE_ROOM`, `BUDGET`, or a name in `BY_RUN`."""
+# The limit protects from a mistyped number, since each thread uses 2 MiB of private memory in a save.
 THREADS_MOST = 256
-# A policy has some hundred bytes; a file that another user made huge is refused before it is read into memory.
+# The maximum size of the file, which usually has some hundred bytes. A larger file is not read into memory.
 _MAX_BYTES = 2**20
 YEAR_S = 366 * 86400.0
 
 
 def number_in(least: float, most: float) -> Callable[[object], bool]:
     """Return a check of a setting: a number in a range."""
-    # `True` is an `int` in Python, and would pass as one second or one thread.
+    # `True` is an `int` in Python and must not be accepted as one second or one thread.
     return lambda value: isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most
 
 
@@ -84,25 +84,25 @@ class Setting(Generic[T]):
 
 
 READ_BACK = Setting("read_back", default=False, wanted="true or false", fits=_is_bool)
-# Within the noise of a save that writes nothing: docs/adr/0010-rereading.md.
+# With this share, rereading takes no longer than the noise of a save that writes nothing: docs/adr/0010-rereading.md.
 RECHECK_SHARE = Setting("recheck_share", 0.005, "a number from 0 to 1", number_in(0, 1))
-# Longer than an NFS client caches, and than a save pauses on a busy cluster: docs/adr/0011-grace.md.
+# An NFS client caches, and a save on a busy cluster pauses, for less than this time: docs/adr/0011-grace.md.
 GRACE_S = Setting("grace_s", 3600.0, "seconds from 0 to a year", number_in(0, YEAR_S))
-# A person notices a mistake the next day; a rule drops with each save, and is rarely a mistake: docs/adr/0022-undo.md.
+# A person may notice a mistake on the next day. Rules drop with each save and rarely by mistake: docs/adr/0022-undo.md.
 UNDO_BY_HAND_S = Setting("undo_by_hand_s", 86400.0, "seconds from 0 to a year", number_in(0, YEAR_S))
 UNDO_BY_RULE_S = Setting("undo_by_rule_s", 0.0, "seconds from 0 to a year", number_in(0, YEAR_S))
-# Longer than most evaluations take. A hung evaluator protects its checkpoint for this time: docs/how-to/evaluators.md.
+# Most evaluations take less time. A hung evaluator protects its checkpoint for this time: docs/how-to/evaluators.md.
 EVALUATION_PATIENCE_S = Setting("evaluation_patience_s", 3600.0, "seconds from 0 to a year", number_in(0, YEAR_S))
 SHARED: Setting[bool | None] = Setting("shared", None, "true or false", _is_bool)
 THREADS: Setting[int | None] = Setting(
     "threads", None, f"a whole number from 1 to {THREADS_MOST}", whole_in(1, THREADS_MOST)
 )
-# Raised by the mirror if it has greater numbers, so that later saves come after them.
+# If the mirror has greater numbers, this setting is raised, so that later saves get even greater numbers.
 LEAST_SEQUENCE = Setting("least_sequence", 0, f"a whole number from 0 to {MAX_SEQUENCE}", whole_in(0, MAX_SEQUENCE))
 CACHE_BYTES: Setting[int | None] = Setting(
     "cache_bytes", None, "a whole number of bytes, 0 or more", whole_in(0, 2**53)
 )
-# More takes more than 5 % of the processor time of a save: docs/adr/0033-health.md.
+# A larger share would take more than 5 % of the processor time of a save: docs/adr/0033-health.md.
 HEALTH_SHARE = Setting("health_share", 0.0625, "a number from 0 to 1", number_in(0, 1))
 # Off by default: reading compacted checkpoints requires an extra.
 COMPACT_AFTER: Setting[float | str | None] = Setting(
@@ -110,7 +110,7 @@ COMPACT_AFTER: Setting[float | str | None] = Setting(
 )
 COMPACT_SHARE = Setting("compact_share", 0.1, "a number from 0.001 to 1", number_in(0.001, 1))
 COMPACT_KEEP = Setting("compact_keep", 3, "a whole number from 1 to 10000", whole_in(1, 10_000))
-# Off: the mirror is the last copy if a node dies, and plain blobs can be read by themselves (docs/adr/0024).
+# Off by default: if a node dies, the mirror has the last copy, and plain blobs need no other blob (docs/adr/0024).
 PUSH_DELTAS = Setting("push_deltas", default=False, wanted="true or false", fits=_is_bool)
 SAVE_RETRIES = Setting(
     "save_retries", SavePatience().retries, f"a whole number from 0 to {RETRIES_MOST}", whole_in(0, RETRIES_MOST)
@@ -129,10 +129,10 @@ class SaveChecks:
     read_back: bool = False  # whether written data is read back before it counts as durable
     # The share of the size of the state that is read again from reused blobs; 0 for none.
     recheck_share: float = RECHECK_SHARE.default
-    least_sequence: int = 0  # its sequence number must be greater
+    least_sequence: int = 0  # the sequence number of the save must be greater than this
     # The share of new, large data in which values that are not finite are counted; 0 for none.
     health_share: float = HEALTH_SHARE.default
-    # Why the settings could not be read, so that all data is checked; None if they could.
+    # Why the settings could not be read, so that all checks are made; None if they were read.
     unread: CkstoreError | OSError | None = None
 
 
@@ -153,7 +153,7 @@ def _parse(data: bytes, where: str) -> _Document:
 
 
 def read_config(layout: Layout) -> dict[str, Any]:
-    """Return the settings; without a ``config.json``, an empty dict."""
+    """Return the settings, or an empty dict if there is no ``config.json``."""
     try:
         data = files.read_file(layout.config, most_bytes=_MAX_BYTES)
     except FileNotFoundError:
@@ -163,7 +163,7 @@ def read_config(layout: Layout) -> dict[str, Any]:
 
 
 def policy_of(layout: Layout, member: PolicyMember, config: Mapping[str, Any] | None = None) -> RetentionPolicy | None:
-    """Return the policy in a setting, or None."""
+    """Return the policy in a setting, or None if it is not set."""
     stored = (read_config(layout) if config is None else config).get(member)
     if stored is None:
         return None
@@ -206,10 +206,11 @@ class StoreRules:
 
 
 def rules_of(layout: Layout, config: Mapping[str, Any] | None = None) -> StoreRules:
-    """Return the rules of the settings, which are read unless `config` has them.
+    """Return the rules in the settings, which are read unless `config` contains them.
 
-    A rule that a member of a group set applies only to the checkpoints of that member, and is applied by their saves.
-    Therefore rules of other members are not returned. Rules of the owner of the store, and of root, apply to all.
+    If a member of a group sets a rule, it applies only to the checkpoints of that member, and only that member's saves
+    apply it. Therefore rules of other members are not returned. Rules of the owner of the store and of root apply to
+    all checkpoints.
     """
     config = read_config(layout) if config is None else config
     default, by_run = policy_of(layout, RETENTION, config), policies_by_run(layout, config)
@@ -226,7 +227,7 @@ def rules_of(layout: Layout, config: Mapping[str, Any] | None = None) -> StoreRu
 
 
 Scope = Literal["all", "own", "none"]
-"""The checkpoints that a rule applies to in saves of this user: all, only this user's, or none for others' rules."""
+"""The checkpoints to which this user's saves apply a rule: all, only this user's, or none (a rule of another user)."""
 
 
 def rule_scopes(layout: Layout, config: Mapping[str, Any], rules: Iterable[str]) -> dict[str, Scope]:
@@ -236,7 +237,7 @@ def rule_scopes(layout: Layout, config: Mapping[str, Any], rules: Iterable[str])
     by = config.get(SET_BY)
     authors = by if isinstance(by, dict) else {}
     if root.st_mode & stat.S_ISVTX:
-        # With the sticky bit, only the owner of the file is known for certain; its content may claim any user.
+        # With the sticky bit, only the owner of the file is certain, since its content may name any user.
         found = dirfd_stat.find(layout.config)
         authors = dict.fromkeys(rules, root.st_uid if found is None else found.st_uid)
     scopes: dict[str, Scope] = {}
@@ -285,7 +286,7 @@ def setting_of(layout: Layout, setting: Setting[T]) -> T:
 
 
 def setting_or_none(layout: Layout, setting: Setting[T]) -> T | None:
-    """Return an optional setting; None if it is off or cannot be read, which the code that needs it reports."""
+    """Return an optional setting, or None if it is off or cannot be read. The code that needs it reports errors."""
     try:
         return setting_of(layout, setting)
     except (CkstoreError, OSError):
@@ -293,8 +294,8 @@ def setting_or_none(layout: Layout, setting: Setting[T]) -> T | None:
 
 
 def settings_or_defaults(layout: Layout, *settings: Setting[Any]) -> list[Any]:
-    """Return the values of settings from one read of the file; the default of one that cannot be read."""
-    # The code that needs the settings reports what is wrong with them.
+    """Return the values of settings, reading the file once. A setting that cannot be read has its default."""
+    # The code that needs the settings reports errors in them.
     try:
         config, where = read_config(layout), str(layout.config)
     except (CkstoreError, OSError):
@@ -309,7 +310,7 @@ def settings_or_defaults(layout: Layout, *settings: Setting[Any]) -> list[Any]:
 
 
 def save_checks_or_all(layout: Layout) -> SaveChecks:
-    """Return the checks of a save; all checks, with the reason, if the settings cannot be read."""
+    """Return the checks of a save, or all checks and the reason if the settings cannot be read."""
     where = str(layout.config)
     try:
         config = read_config(layout)
@@ -317,23 +318,26 @@ def save_checks_or_all(layout: Layout) -> SaveChecks:
         return SaveChecks(
             READ_BACK.of(config, where), share, LEAST_SEQUENCE.of(config, where), float(HEALTH_SHARE.of(config, where))
         )
-    # More checks are always correct. A save must not fail because of a file that only says how much it reads again.
+    # Making more checks is always correct, and a save must not fail because the settings of its checks are damaged.
     except (CkstoreError, OSError) as error:
         return SaveChecks(read_back=True, recheck_share=1.0, unread=error)
 
 
 def save_patience_of(layout: Layout) -> SavePatience:
-    """Return how long a save is retried; the defaults if the settings cannot be read, since the disk fails."""
+    """Return how long a save is retried, or the defaults if the settings cannot be read."""
     try:
         config, where = read_config(layout), str(layout.config)
         return SavePatience(SAVE_RETRIES.of(config, where), WAIT_FOR_SPACE_S.of(config, where))
-    except (CkstoreError, OSError):  # the failed save is the error to report
+    except (CkstoreError, OSError):  # the caller reports the failed save, whose cause may be the same disk error
         return SavePatience()
 
 
 def edit(layout: Layout, member: str, make: Callable[[Any], object]) -> None:
-    """Set one setting to the value that `make` returns for the present one or None; after an error it is unchanged."""
-    # L3: read and written under one lock; otherwise changes of two processes to different settings would be lost.
+    """Set one setting to the value that `make` returns for the present value, or for None if it is not set.
+
+    After an error, the setting is unchanged.
+    """
+    # L3: read and write under one lock, so that changes of two processes to different settings are not lost.
     with atomic_file.changing(layout) as lock, files.opened_directory(layout.root) as fd:
         config = read_config(layout)
         before = config.pop(member, None)
@@ -342,13 +346,16 @@ def edit(layout: Layout, member: str, make: Callable[[Any], object]) -> None:
             config[member] = value
         if member in (RETENTION, MAKE_ROOM, BY_RUN, BUDGET):
             _note_author(layout, config, member, before, value)
-        # Parsed again before it is written: a file that no process can read would make every later save fail.
+        # `to_write` parses the data before it is written, since an unreadable file would make every later save fail.
         data = to_write(_Document(config), _parse, most_bytes=_MAX_BYTES, where=str(layout.config))
         atomic_file.replace_file(layout, lock, fd, layout.config.name, data)
 
 
 def _note_author(layout: Layout, config: dict[str, Any], member: str, before: object, value: object) -> None:
-    """Record the user who set a rule, unless it is the owner of the store: it applies to that user's checkpoints."""
+    """Record the user who set a rule, unless it is the owner of the store or root.
+
+    The rule then applies only to the checkpoints of that user.
+    """
     authors = dict(by) if isinstance(by := config.pop(SET_BY, None), dict) else {}
     old, new = ({member: before}, {member: value})
     if member == BY_RUN:

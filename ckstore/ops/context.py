@@ -54,11 +54,11 @@ if TYPE_CHECKING:
     from ckstore.objects.staging import Staging
 
 T = TypeVar("T")
-# In a store of 100,000 checkpoints the check takes 0.5 s: at most a twentieth of the time is spent on it.
+# The maximum share of the time for the check for marks of damage, which takes 0.5 s for 100,000 checkpoints.
 _MARKS_SHARE = 1 / 20
 _MARKS_FREE_S = 0.005
-"""A check that takes no longer is made with every save: some 1,000 checkpoints at 4 to 6 µs, measured on ext4."""
-_MOST_LINEAGES = 4  # one of 20,000 tensors takes 10 MB
+"""The duration up to which the check is made with every save: enough for 1,000 checkpoints at 4 to 6 µs on ext4."""
+_MOST_LINEAGES = 4  # the lineage of a checkpoint with 20,000 tensors takes 10 MB
 _AS_A_WRITER = "run the command as a user who may write there"
 
 
@@ -66,39 +66,39 @@ class CopyAnswer(NamedTuple):
     """The answer of other places about a blob or a manifest."""
 
     data: bytearray | None  # its bytes, checked by digest; None if no place has them
-    source: str  # the place that sent them, for messages
-    problems: tuple[str, ...]  # the answers of the others
+    source: str  # the place that sent the bytes, for messages
+    problems: tuple[str, ...]  # the answers of the places that did not send them
 
 
 class CopySource(Protocol):
-    """Requests right bytes from other places; its length is their number. For several threads."""
+    """Requests right bytes from other places; its length is the number of places. It is used by several threads."""
 
     def __len__(self) -> int: ...
 
     def blob(self, blob: BlobRecord, places: Sequence[tuple[str, int, str]]) -> CopyAnswer:
-        """Return the bytes of a blob of the checkpoints at `places` (run, step and id), checked by digest."""
+        """Return the bytes of a blob, checked by its digest; `places` are its checkpoints (run, step and id)."""
 
     def manifest(self, key: CheckpointKey) -> CopyAnswer:
-        """Return the bytes of the manifest of the checkpoint in a directory, by the id in its name."""
+        """Return the bytes of the manifest of the checkpoint whose id is in the name of its directory."""
 
 
 class Rescuer(Protocol):
-    """Repairs data that loads of one open store find damaged or missing; for several threads."""
+    """Repairs data that loads of one open store find damaged or missing. It is used by several threads."""
 
     def blob(
         self, directory: CheckpointDirectory, error: Unreadable, blob: BlobRecord, *, first: bool
     ) -> memoryview | None:
-        """Repair the file that an error is about. Return None if that worked, otherwise the bytes of the blob."""
+        """Repair the file that an error is about. Return None on success, otherwise the bytes of the blob."""
 
     def checkpoint(self, key: CheckpointKey) -> bool:
-        """Repair every missing or marked blob of a checkpoint. Return whether it is then complete and unmarked."""
+        """Repair every missing or marked blob of a checkpoint; return whether the checkpoint is then complete."""
 
     def tell(self, directory: CheckpointDirectory) -> None:
         """Report the sources of repaired blobs when a checkpoint is closed."""
 
 
 class Evictor(Protocol):
-    """Frees the local data of checkpoints after checking that another place has it."""
+    """Frees the local data of checkpoints after checking that another place has this data."""
 
     @property
     def name(self) -> str:
@@ -118,42 +118,45 @@ class Tracker(Protocol):
     """Knows the runs of experiment trackers, such as W&B, that a save of this process belongs to."""
 
     def runs(self) -> list[dict[str, str]]:
-        """Return the runs that are active, as `model.checkpoint.tracker_run` reads them, without any I/O."""
+        """Return the active runs, in the form that `model.checkpoint.tracker_run` reads. It must do no I/O."""
 
 
 class SaveWatch:
-    """Called during a save, from several threads: a background saver informs its trainer. This one does nothing."""
+    """The observer of a save, which calls it from several threads. This class ignores all calls.
+
+    Subclasses inform the trainer of a background saver, or coordinate several ranks.
+    """
 
     def staged(self) -> None:
-        """The staging directory exists; next, existing blobs are looked up and data is hashed."""
+        """Note that the staging directory exists. Next, existing blobs are looked up and data is hashed."""
 
     def hashed(self, nbytes: int) -> None:
-        """This many more bytes were hashed."""
+        """Note that this many more bytes were hashed."""
 
     def writing(self) -> None:
-        """A blob is about to be written."""
+        """Note that a blob is about to be written."""
 
     def written(self) -> None:
-        """A blob is durable."""
+        """Note that a blob is durable."""
 
     def syncing(self) -> None:
-        """All blobs are stored; next, the manifest is written, and everything is made durable."""
+        """Note that all blobs are stored. Next, the manifest is written, and everything is made durable."""
 
     def publishing(self, step: int) -> None:
-        """The next rename may publish the save at this step; raises to prevent it."""
+        """Note that the next rename may publish the save at this step. An error prevents the rename."""
 
     def sealed(self, staging: Staging, manifest: Manifest, rule: Rule) -> None:
-        """Everything is sealed in `staging`, and the rename is next; raises to prevent it."""
+        """Note that everything is sealed in `staging` and the rename is next. An error prevents the rename."""
 
     def committed(self, info: CheckpointInfo) -> None:
-        """The checkpoint is durable; its tags, the catalog and retention follow."""
+        """Note that the checkpoint is durable. Its tags, the catalog and retention follow."""
 
     def patience_s(self) -> float:
-        """For how many seconds a failed save may be retried at most."""
+        """Return the maximum time in seconds for which a failed save may be retried."""
         return math.inf
 
     def pause(self, seconds: float, is_over: Callable[[], bool]) -> None:
-        """Pause after a failed try, until `is_over`; raises if there must be no other try."""
+        """Pause after a failed try until `is_over` returns True. An error prevents another try."""
         pause(seconds, is_over)
 
 
@@ -162,7 +165,7 @@ NO_WATCH = SaveWatch()
 
 @dataclass
 class ProcessCache:
-    """The facts that this process remembers of the store, so that its next save or load checks less of it."""
+    """The facts that this process remembers about the store, so that its next save or load checks less."""
 
     # The locations of packed pieces that this process wrote, or read and checked, in its last save.
     pieces: dict[str, PieceLocation] = field(default_factory=dict)
@@ -172,15 +175,15 @@ class ProcessCache:
     greatest_sequence: HighWaterMark = field(default_factory=HighWaterMark)
     # Run -> the checkpoint that this process last saved or loaded; "" -> that of the last load of any run.
     last_parents: dict[str, Parent] = field(default_factory=dict)
-    # The parent that the caller declared for this store, whatever is loaded; None if not.
+    # The parent that the caller declared when opening the store; None if no parent was declared.
     declared: Parent | None = None
-    # Run -> the names in its directory when a training last checked it for those of other processes.
+    # Run -> the names in its directory when a save last checked it for checkpoints of other processes.
     seen_names: dict[str, frozenset[str]] = field(default_factory=dict)
     # The facts of manifests that this process has read or written.
     manifests: ManifestCache = field(default_factory=ManifestCache)
-    # The directories of checkpoints. `greatest_sequence` is not less than the number of any that is not unsure in it.
+    # The directories of checkpoints. For each one that is not `unsure`, the number is at most `greatest_sequence`.
     directories: DirectoryCache = field(default_factory=DirectoryCache)
-    # The names in trash whose numbers are not greater than `greatest_sequence`.
+    # The names in trash of checkpoints whose numbers are at most `greatest_sequence`.
     waiting: frozenset[str] = frozenset()
     # The state of each run when this process last made its name durable, as `objects.publish` keeps it.
     synced_runs: dict[str, RunStamp | None] = field(default_factory=dict)
@@ -188,18 +191,18 @@ class ProcessCache:
     distrusted: dict[CheckpointKey, Stamp | None] = field(default_factory=dict)
     # Run -> the fingerprints and digests of the chunks in another memory space in its last save.
     chunk_fingerprints: dict[str, dict[tuple[str, int, int, int], tuple[bytes, str]]] = field(default_factory=dict)
-    # Device, inode and change time of ``store.json`` when it last had the id of this store.
+    # Device, inode and change time of ``store.json`` when its id was last checked.
     settings_file: tuple[int, int, int] | None = None
     own_files_renewed_s: float = 0.0  # when `ops.touch` last checked whether the store's own files are old
-    # For the runs that were last saved to, the facts about the tensors of the newest checkpoint.
+    # Run -> the facts about the tensors of its newest checkpoint, for the runs that were saved to most recently.
     lineages: dict[str, Lineage] = field(default_factory=dict)
     # The run of the last save of a rank -> the counts of its pieces.
     counted: dict[str, CountedPieces] = field(default_factory=dict)
-    # How often saves check all checkpoints for marks of damage.
+    # Limits how often saves check all checkpoints for marks of damage.
     marks_duty: DutyCycle = field(default_factory=lambda: DutyCycle(_MARKS_SHARE, free_s=_MARKS_FREE_S))
 
     def remember_lineage(self, run: str, lineage: Lineage) -> None:
-        """Remember the tensors of the newest checkpoint of a run; those of a few runs are kept."""
+        """Remember the facts about the tensors of the newest checkpoint of a run, for a few runs at most."""
         self.lineages.pop(run, None)
         self.lineages[run] = lineage
         while len(self.lineages) > _MOST_LINEAGES:
@@ -208,43 +211,44 @@ class ProcessCache:
 
 @dataclass
 class Context:
-    """An open store: its settings and state, what is known of it, and its notices."""
+    """An open store: its settings and state, the facts that this process remembers, and its notices."""
 
     layout: Layout
     settings: StoreSettings
     catalog: Catalog
     readonly: bool
-    durable: bool = True  # False on a filesystem that is not known to keep a checkpoint through a power cut
-    not_durable_because: str = ""  # why it is not durable, as a sentence; empty if it is
-    # The catalog belongs to this user or host only. Changes by other users and hosts are in their own, so this one
-    # catches up from all directories at each opening and before gc.
+    durable: bool = True  # False on a filesystem that may lose a checkpoint in a power cut
+    not_durable_because: str = ""  # why the store is not durable, as a sentence; empty if it is durable
+    # Whether the catalog belongs to this user or host only. Other users and hosts then record their changes in their
+    # own catalogs, so this catalog is updated from all directories at each opening and before gc.
     catalog_is_private: bool = False
-    # The run of calls and refs that name none; None if the store is not bound to a run.
+    # The run of calls and refs that name no run; None if the store is not bound to a run.
     run: str | None = None
     # The requested path of the catalog; None for the default.
     catalog_path: Path | None = None
-    # Called after each commit, with the subscribers of the core: see `ops.save.subscribers`.
+    # The functions to call after each commit, in addition to those of the core (`ops.save.subscribers`).
     subscribers: Sequence[Subscriber] = ()
-    # The modules of higher floors whose `attach` was called with this store. A saver of the store also calls them.
+    # The modules of higher floors whose `attach` was called with this store. A background saver also calls `attach`.
     attached: tuple[str, ...] = ()
-    # Reads a range of a blob of an open checkpoint from a remote, bypassing the cache if the last argument is True, or
-    # makes it from an older piece; returns how many bytes were downloaded, or None. None without access to remotes.
+    # Fills memory with a range of a blob of an open checkpoint, from a remote or from an older piece. If the last
+    # argument is True, the cache is bypassed. The function returns how many bytes were downloaded, or None if it
+    # cannot. The field is None without access to remotes.
     fetch: Callable[[CheckpointDirectory, BlobRecord, int, memoryview, OldPiece | None, bool], int | None] | None = None
     # Repairs data that loads find damaged, from the store itself and its remotes. If None, loads repair nothing.
     rescuer: Rescuer | None = None
     # Returns the evictor for a save that lacks space, or None if no other place gets every checkpoint.
     evictor: Callable[[], Evictor | None] | None = None
     tracker: Tracker | None = None  # None if the saves of this handle are not tracked
-    writes_disabled_because: str = ""  # why this process must not write to the store any more; empty if it may
-    watch: SaveWatch = NO_WATCH  # called during a save
-    trainer_pid: int | None = None  # the process that a background saver saves for; None in every other process
-    totals: SaveTotals = field(default_factory=SaveTotals)  # counts of the saves of this store so far
+    writes_disabled_because: str = ""  # why this process must no longer write to the store; empty if it may
+    watch: SaveWatch = NO_WATCH  # the observer of saves
+    trainer_pid: int | None = None  # in a background saver, the process of its trainer; None in every other process
+    totals: SaveTotals = field(default_factory=SaveTotals)  # counts of the saves of this open store
     notices: Notices = field(default_factory=Notices)
     known: ProcessCache = field(default_factory=ProcessCache)
 
     @property
     def own_pid(self) -> int:
-        """The process that users know: this one, or the trainer of a background saver."""
+        """The PID of the process that users know: this process, or the trainer of a background saver."""
         return os.getpid() if self.trainer_pid is None else self.trainer_pid
 
     @LazyProperty
@@ -254,17 +258,17 @@ class Context:
 
     @LazyProperty
     def threads(self) -> int:
-        """How many threads a call uses, by the settings or the machine."""
+        """The number of threads of a call, by the settings or the machine."""
         return self._setting_or_default(THREADS) or DEFAULT_THREADS
 
     @LazyProperty
     def on_failed_save(self) -> OnFailure:
-        """What integrations do if the storage fails a save."""
+        """What integrations do if a save fails because of the storage."""
         return self._setting_or_default(ON_FAILED_SAVE)
 
     @LazyProperty
     def failed_saves_most(self) -> int:
-        """How many saves in a row may fail without ending the training."""
+        """The number of saves in a row that may fail without ending the training."""
         return self._setting_or_default(FAILED_SAVES_MOST)
 
     def _setting_or_default(self, setting: Setting[T]) -> T:
@@ -273,22 +277,22 @@ class Context:
 
     @property
     def view(self) -> HostView:
-        """The processes that use the store and are visible on this host."""
+        """The visibility, on this host, of other processes that use the store."""
         return self.layout.view
 
     @property
     def has_undo(self) -> bool:
-        """Whether dropped data is kept for the undo time of the settings, and not for the grace."""
+        """Whether dropped data is kept for the undo time in the settings instead of the grace period."""
         return self.view.frees_at_once or self.view.is_assumed
 
     def of_step(self, run: str, step: int) -> list[CheckpointKey]:
-        """Return the keys of the directories of one step; a run that has not changed is not listed again."""
+        """Return the keys of the directories of one step. The run is listed only if it has changed."""
         return self.known.directories.of_step(self.layout, run, step)
 
     def tell_passed_over(self) -> None:
         """Warn, once per open store, about each run and checkpoint that this user may not read."""
         for path, said in [*self.layout.passed_over.items()]:
-            # A training of days saves thousands of times: each warning is issued once per open store.
+            # Warn only once, since a long training saves thousands of times.
             if path not in self.notices.problems:
                 self.notices.problems[path] = f"skipped: {said}. {way_in(self.layout, path)}"
                 warn(self.notices.problems[path])
@@ -329,14 +333,14 @@ class Context:
                 return
             uuid = read_settings(self.layout.path).uuid
         except (CkstoreError, OSError):
-            # Damage to this file alone must not stop a training. If the store is missing, its next access raises.
+            # If only this file is damaged, the training must continue. If the store is missing, its next access raises.
             return
         if uuid != self.settings.uuid:
             raise another_store(self.layout, uuid, self.settings.uuid)
         self.known.settings_file = identity
 
     def check_accepts_writes(self) -> None:
-        """Raise if this process must not write to the store; a store opened for writing is not accessed.
+        """Raise if this process must not write to the store. For a store opened for writing, no file is accessed.
 
         Raises:
             ReadOnlyStore: The store was opened for reading only.
@@ -366,7 +370,7 @@ def another_store(layout: Layout, uuid: str, expected: str) -> StoreNotFound:
 
 
 Origin = Literal["saved", "replaced", "existing", "joined", "reported"]
-NEW: tuple[Origin, ...] = ("saved", "replaced")  # a save of this process added it to the store
+NEW: tuple[Origin, ...] = ("saved", "replaced")  # the origins of a checkpoint that a save of this process has added
 
 
 @dataclass
@@ -375,13 +379,14 @@ class Publication:
 
     context: Context
     checkpoint: CheckpointInfo
-    # `saved`, or `replaced` if it replaced older ones of its step. `existing` if it existed before and was kept instead
-    # of the state of this save. `joined` if the ranks of several nodes saved it, and this node lists it. `reported` if
-    # a saver or another rank published it, and this is the process of the caller.
+    # `saved` if this save added the checkpoint, or `replaced` if it also replaced older checkpoints of its step.
+    # `existing` if the checkpoint existed before and was kept instead of the state of this save. `joined` if the ranks
+    # of several nodes saved it, and this node adds it to its catalog. `reported` if a saver process or another rank
+    # published it, and this is the process of the caller.
     origin: Origin
     notes: list[str] = field(default_factory=list)  # warnings of the save; each subscriber may add some
-    laps: PhaseTimer = field(default_factory=PhaseTimer)  # how long each part of the save took
-    counters: SaveCounters | None = None  # what the save did, without times; None if it is not known
+    laps: PhaseTimer = field(default_factory=PhaseTimer)  # the duration of each part of the save
+    counters: SaveCounters | None = None  # the counts of bytes and blobs, without times; None if they are unknown
 
     @property
     def info(self) -> CheckpointInfo:
@@ -393,7 +398,7 @@ class Publication:
     @LazyProperty
     def settings(self) -> Mapping[str, Any]:
         """The settings in ``config.json``, read once; raises as `read_config`."""
-        # After the commit: rules that were changed during the save must apply to the drops that follow it.
+        # The settings are read after the commit, so that rules that were changed during the save apply to the drops.
         return read_config(self.context.layout)
 
     def asks_for(self, setting: Setting[Any]) -> bool:
@@ -407,9 +412,10 @@ class Publication:
 class Subscriber(NamedTuple):
     """A function that is called after each commit."""
 
-    name: str  # what it does, for messages; also the key of its problem in `Notices.problems`
-    told: Callable[[Publication], Sequence[str]]  # returns notes for the user
-    of_caller: bool = False  # also called in the process of the caller if a saver or another rank published
+    name: str  # the name of its task, for messages; also the key of its problem in `Notices.problems`
+    told: Callable[[Publication], Sequence[str]]  # the function, which returns notes for the user
+    # Whether it is also called in the caller's process after a saver process or another rank published.
+    of_caller: bool = False
 
 
 def info_of(
@@ -426,8 +432,8 @@ def info_of(
         context: The store.
         manifest: The manifest.
         manifest_id: The id.
-        tags: Its tags. If None, they are looked up.
-        key: Its directory. If None, the one that its id gives.
+        tags: The tags of the checkpoint. If None, they are looked up.
+        key: The directory of the checkpoint. If None, the directory is determined by its id.
     """
     info = CheckpointInfo.of(manifest, manifest_id, directory="" if key is None else key.directory)
     if tags is None:
@@ -436,7 +442,7 @@ def info_of(
     try:
         with context.layout.open_runs() as runs:
             there = runs.small_files(info.key)
-    except (CkstoreError, OSError) as error:  # a save may already be acknowledged
+    except (CkstoreError, OSError) as error:  # this must not fail after a commit
         context.notices.problems[f"mark of {info.name}"] = (
             f"it is not known whether {info.name} is marked as damaged, or has data on a remote: {error}"
         )
@@ -461,7 +467,7 @@ def tags_by_checkpoint(layout: Layout) -> dict[CheckpointKey, tuple[str, ...]]:
     """Return the sorted tags of every tagged checkpoint, by the key of its first generation."""
     by_checkpoint: dict[CheckpointKey, list[str]] = {}
     for tag, target in sorted(layout.tags().items()):
-        # A tag of a draft names the step. Until it is rewritten it protects all checkpoints of the step.
+        # A tag of a draft format names only the step. Until it is rewritten, it protects all checkpoints of the step.
         of_step = {key.any_generation for key in layout.of_step(*target.run_step)} if target.is_draft else ()
         for key in of_step or (target,):
             by_checkpoint.setdefault(key, []).append(tag)
@@ -469,28 +475,28 @@ def tags_by_checkpoint(layout: Layout) -> dict[CheckpointKey, tuple[str, ...]]:
 
 
 def with_small_files(context: Context, info: CheckpointInfo, there: Collection[str]) -> CheckpointInfo:
-    """Return `info` with the facts that were added after the save; `there` has the `SMALL_FILES` that exist."""
+    """Return `info` with facts that were added after the save; `there` has the names of existing `SMALL_FILES`."""
     lacks_blobs = bool(there) and lists_holders(there) and _lacks_blobs(context, info.key)
     info = as_stored(info, damaged=MARK in there, lacks_blobs=lacks_blobs, compacted=PLAIN in there)
     if ANNOTATIONS in there:
         return annotated(context, info)
-    if context.notices.problems:  # a problem with annotations is over when they are removed
+    if context.notices.problems:  # if the annotations were removed, their problem no longer exists
         context.notices.problems.pop(annotation_problem(info), None)
     return info
 
 
 def _lacks_blobs(context: Context, key: CheckpointKey) -> bool:
-    """Whether an evicted checkpoint lacks local blobs. An eviction that runs or was killed may have freed none."""
+    """Whether a checkpoint with data on a remote lacks local blobs. A killed eviction may not have freed any blob."""
     with suppress(FileNotFoundError, PermissionError):
         if any(dirfd_stat.names(context.layout.checkpoint(key) / BLOBS)):
-            from ckstore.objects.checkpoints import lacks_blobs  # most evicted ones have no blob, and need none of it
+            from ckstore.objects.checkpoints import lacks_blobs  # rarely needed: most evicted checkpoints have no blobs
 
             return lacks_blobs(context.layout, key)
     return True
 
 
 def annotated(context: Context, info: CheckpointInfo) -> CheckpointInfo:
-    """Return `info` with the annotations of the checkpoint; unreadable ones become a problem in the notices."""
+    """Return `info` with the annotations of the checkpoint. If they cannot be read, a problem is noted instead."""
     key = annotation_problem(info)
     try:
         found = read_annotations(context.layout.checkpoint(info.key))

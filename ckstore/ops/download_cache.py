@@ -22,7 +22,7 @@ from ckstore.ops.context import Context
 _RANGE = re.compile(r"([a-z0-9]+-[0-9a-f]+)\.([0-9]{1,12})\.([0-9]{1,12})\Z")
 _DISK_SHARE = 10
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-# Trimmed further than needed, so that not every cached range scans all of them.
+# The share of the limit to which the cache is trimmed. It is below 1, so that not every new range requires a scan.
 _TRIMMED_TO = 0.9
 
 _mutex = threading.RLock()  # a signal handler may load while this thread holds it
@@ -43,12 +43,12 @@ class _Range(NamedTuple):
 
 
 def cached_bytes(layout: Layout) -> int:
-    """Return how many bytes are cached; 0 if the cache is closed to this user."""
+    """Return how many bytes are cached, or 0 if this user may not read the cache."""
     return sum(status.st_size for _, status in _kept(layout))
 
 
 def _kept(layout: Layout) -> list[tuple[str, os.stat_result]]:
-    with suppress(PermissionError):  # a closed cache must not fail gc or a listing
+    with suppress(PermissionError):  # gc and listings must not fail if this user may not read the cache
         return dirfd_stat.statuses(layout.downloads)
     return []
 
@@ -72,7 +72,7 @@ def clear(layout: Layout) -> int:
 
 
 class DownloadCache:
-    """The cache of one open store, for several threads. It raises nothing: bytes are downloaded instead."""
+    """The cache of one open store, for several threads. Errors are not raised, since bytes can be downloaded again."""
 
     def __init__(self, context: Context) -> None:
         self._layout = context.layout
@@ -91,9 +91,9 @@ class DownloadCache:
         try:
             with files.opened_regular(self._folder / found.name) as fd:
                 files.read_into(fd, offset - found.start, into, found.name)
-                with suppress(OSError):  # it belongs to another user, or the mount is read-only
-                    os.utime(fd)  # the least recently used is removed first
-        except (CkstoreError, OSError):  # it was removed, or rotted
+                with suppress(OSError):  # the file belongs to another user, or the mount is read-only
+                    os.utime(fd)  # record the use, since the least recently used ranges are removed first
+        except (CkstoreError, OSError):  # another process removed the file, or it is damaged
             self.forget(digest, offset, len(into))
             return False
         return True
@@ -106,7 +106,7 @@ class DownloadCache:
             with _mutex:
                 if self._find(digest, offset, offset + len(data)) is not None or not self._make_room(len(data)):
                     return
-                # Counted before it is written, so that several threads together respect the limit.
+                # Count the bytes before they are written, so that several threads together respect the limit.
                 self._pending_bytes += len(data)
             try:
                 self._write(f"{digest}.{offset}.{len(data)}", data)
@@ -114,15 +114,15 @@ class DownloadCache:
                 with _mutex:
                     self._pending_bytes -= len(data)
             with _mutex:
-                if self._find(digest, offset, offset + len(data)) is None:  # otherwise another scan has added it
+                if self._find(digest, offset, offset + len(data)) is None:  # a scan may have added it already
                     self._enter(f"{digest}.{offset}.{len(data)}", len(data))
 
     def _write(self, name: str, data: memoryview) -> None:
-        """Write a range, without holding the mutex: otherwise the threads of all stores would wait for one disk."""
+        """Write a range. The caller must not hold the mutex, or the threads of all stores would wait for one disk."""
         links.make_directory(self._folder.parent)
         links.make_directory(self._folder)
-        # Renamed when complete, since another process may read it at once. Not durable, since it can be downloaded
-        # again.
+        # Write to a temporary name and rename the complete file, since another process may read it at once. There is no
+        # fsync, since the range can be downloaded again.
         half = self._folder / f".{os.getpid()}-{threading.get_ident()}"
         try:
             with files.opened(half, _CREATE) as fd:
@@ -158,7 +158,7 @@ class DownloadCache:
         found = []
         try:
             listed = dirfd_stat.statuses(self._folder)
-        except OSError:  # closed to this user, or the disk fails: then nothing is cached, and bytes are downloaded
+        except OSError:  # this user may not read the cache, or the disk fails: then the cache counts as empty
             listed = []
         for name, status in listed:
             self._enter(name, status.st_size)
@@ -169,13 +169,13 @@ class DownloadCache:
         self._nbytes += nbytes
         match = _RANGE.match(name)
         if match is None or not is_digest(match[1]) or int(match[3]) != nbytes:
-            return  # a partial file of a killed process: it is removed when it is the oldest
+            return  # it is a partial file of a killed process, which is removed when it is the oldest
         ranges = self._ranges if self._ranges is not None else {}
         ranges.setdefault(match[1], []).append(_Range(int(match[2]), int(match[2]) + nbytes, name))
         self._ranges = ranges
 
     def _make_room(self, nbytes: int) -> bool:
-        """Remove older ranges if necessary, and return whether this many more bytes may be cached."""
+        """Return whether `nbytes` more may be cached, after removing the least recently used ranges if necessary."""
         self._index()
         nbytes += self._pending_bytes
         most = limit_bytes(self._layout, self._nbytes)
@@ -183,7 +183,7 @@ class DownloadCache:
             return False
         if self._nbytes + nbytes <= most:
             return True
-        # Scanned again: other processes also add, remove and use ranges.
+        # Scan the cache again, since other processes also add, remove and use ranges.
         for _, name, size in sorted(self._look()):
             if self._nbytes + nbytes <= _TRIMMED_TO * most:
                 break

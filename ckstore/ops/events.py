@@ -19,9 +19,9 @@ from ckstore.ops.context import Context
 
 _POLL_S = 0.5
 EVENTS, OLDER = "events.jsonl", "events.jsonl.1"
-# With the older file at most some 40,000 events, which are read in a quarter of a second.
+# The maximum size of each of the two files, which together have about 40,000 events and are read in 0.25 s.
 MOST_BYTES = 4 * 2**20
-_READ_BYTES = 4 * MOST_BYTES  # a file that another program made larger is not read into memory
+_READ_BYTES = 4 * MOST_BYTES  # a larger file, which another program has written, is not read
 
 
 def note(
@@ -58,8 +58,8 @@ def following(context: Context, *, since: object = None, run: str | None = None)
     while True:
         before = journal_stamp(context.layout)
         found = events(context, since=since, run=run)
-        # Not by number: when the log is rotated, the oldest are removed. If the last yielded one is removed, all are
-        # new.
+        # Search for the last yielded event instead of counting, since the oldest events are removed when the log is
+        # rotated. If the last yielded event was removed, all events are new.
         yield from found[next((i for i in range(len(found), 0, -1) if found[i - 1] == last), 0) :]
         last = found[-1] if found else last
         while journal_stamp(context.layout) == before:
@@ -101,7 +101,7 @@ def journal_stamp(layout: Layout) -> tuple[int, int]:
     try:
         with files.opened_regular(layout.root / EVENTS) as fd:
             found = os.fstat(fd)
-    # Another file in its place must not matter: the process that mirrors calls this, and must continue.
+    # The mirror process calls this function and must continue, even if there is another kind of file in its place.
     except (OSError, CkstoreError):
         return 0, 0
     return found.st_ino, found.st_size

@@ -1,4 +1,4 @@
-"""The error at the end of a call on many items of which some failed; it names each of them."""
+"""The errors of a call that processes many items, some of which failed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def joined(failures: Mapping[str, CkstoreError]) -> CkstoreError:
 
 
 def failure_of(item: str, error: CkstoreError | OSError) -> CkstoreError:
-    """Return the error of an item as one of ckstore; a system error gets the name of the item."""
+    """Return the error of an item as a `CkstoreError`. The message for a system error contains the name of the item."""
     if isinstance(error, CkstoreError):
         return error
     hint = "the operating system reported the cause above; ckstore verify checks the store"

@@ -1,7 +1,7 @@
-"""Caches of this process about the store, so that a save in a large store does not check all of it again.
+"""Caches of facts about a store in this process, so that a save does not check a large store completely.
 
-Reading a manifest of 20,000 tensors takes half a second. Inode and times identify the file: a manifest never changes,
-and writing to it changes its times.
+Reading a manifest of 20,000 tensors takes half a second. A cached manifest is identified by its inode and times. A
+manifest never changes, and if another program writes to one, its times change.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 
 _MOST_BLOBS = 200_000
-"""How many blobs all cached manifests name together at most; about 40 MB."""
+"""The maximum number of blobs in all cached manifests, which take about 40 MB."""
 _AS_BLOBS = 8
-"""The weight of a manifest without its blobs."""
+"""The memory for a manifest without its blobs, expressed as a number of blobs."""
 _TICK_NS = 50_000_000
-"""Longer than the resolution of any kernel's clock for file times (10 ms at 100 Hz)."""
-# On filesystems with times of whole seconds, two changes in one second look alike, so such a stamp is not trusted.
+"""An upper bound for the resolution of file times in any kernel (10 ms at 100 Hz)."""
+# On filesystems with times in whole seconds, two changes in one second look alike, so such a stamp is not trusted.
 _SECOND_NS = 10**9
 
 FileStamp = tuple[int, int, int, int, int]
@@ -49,7 +49,7 @@ os.register_at_fork(after_in_child=_renew_in_child)
 def file_stamp(dir_fd: int) -> FileStamp:
     """Return the identity of the manifest file in an open directory; call it before the file is read."""
     status = os.stat(MANIFEST, dir_fd=dir_fd, follow_symlinks=False)
-    # Including ctime: a program that writes to a manifest can reset mtime, but not ctime.
+    # The stamp includes ctime, because a program that writes to a manifest can reset mtime but not ctime.
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
@@ -61,12 +61,12 @@ class ManifestCache:
         self._blob_count = 0
 
     def recall(self, stamp: FileStamp) -> tuple[Manifest, str] | None:
-        """Return a manifest and its id if that same file was read completely, or None."""
+        """Return the manifest with this stamp and its id if it was read completely, or None."""
         info, manifest = self._known.get(stamp, (None, None))
         return None if info is None or manifest is None else (manifest, info.id)
 
     def recall_facts(self, stamp: FileStamp) -> CheckpointInfo | None:
-        """Return the facts in a manifest about the whole checkpoint if that same file was read, or None."""
+        """Return the facts about the checkpoint in the manifest with this stamp if it was read, or None."""
         return self._known.get(stamp, (None, None))[0]
 
     def remember(self, stamp: FileStamp, manifest: Manifest, manifest_id: str) -> None:
@@ -76,7 +76,7 @@ class ManifestCache:
         self._note(stamp, CheckpointInfo.of(manifest, manifest_id), slim)
 
     def remember_facts(self, stamp: FileStamp, info: CheckpointInfo) -> None:
-        """As `remember`, if only the facts were read."""
+        """Remember a manifest of which only the facts were read."""
         self._note(stamp, info, None)
 
     def _note(self, stamp: FileStamp, info: CheckpointInfo, manifest: Manifest | None) -> None:
@@ -87,7 +87,7 @@ class ManifestCache:
                 manifest = manifest or known[1]
             self._known[stamp] = (info, manifest)
             self._blob_count += _weight(manifest)
-            # At least the newest is kept: the next save needs it.
+            # Keep at least the newest manifest, which the next save needs.
             while self._blob_count > _MOST_BLOBS and len(self._known) > 1:
                 _, oldest = self._known.pop(next(iter(self._known)))
                 self._blob_count -= _weight(oldest)
@@ -101,12 +101,11 @@ def _weight(manifest: Manifest | None) -> int:
 class RunListing:
     """The directory of a run when it was last listed."""
 
-    stamp: RunStamp | None = None  # None if it must be listed again
-    names: dict[str, int] = field(default_factory=dict)  # every name in it with its inode number
-    published: dict[CheckpointKey, int] = field(
-        default_factory=dict
-    )  # inode number of the directory of each checkpoint
-    # Those whose place in the order of commits has not been checked.
+    stamp: RunStamp | None = None  # None if the directory must be listed again
+    names: dict[str, int] = field(default_factory=dict)  # every name in the directory -> its inode number
+    # Checkpoint -> the inode number of its directory.
+    published: dict[CheckpointKey, int] = field(default_factory=dict)
+    # The checkpoints whose place in the order of commits has not been checked.
     unsure: frozenset[CheckpointKey] = frozenset()
     steps: dict[int, tuple[CheckpointKey, ...]] = field(default_factory=dict)  # all checkpoints, by step
 
@@ -114,12 +113,13 @@ class RunListing:
 class DirectoryCache:
     """The directories of checkpoints: a run is listed again if it has changed, and only new directories are checked.
 
-    A directory with unchanged times and link count has the same names, if links count subdirectories. On older kernels,
-    whose clock for files stands still for some milliseconds, this fails only for two changes in one such tick. Changes
-    by this process are recorded and not listed: listing 10,000 takes 12 ms on two cores.
+    If the times and the link count of a directory are unchanged, its names are the same, provided that the link count
+    includes subdirectories. On older kernels, file times have a resolution of some milliseconds, and two changes within
+    one tick look like one. Changes by this process are recorded without listing the run, since listing 10,000
+    checkpoints takes 12 ms on two cores.
 
-    It may be used from several threads without a lock: each record is right for its stamp, whichever is kept. Callers
-    must not change returned values.
+    It may be used from several threads without a lock, because every record is right for its stamp, no matter which
+    thread stores its record last. Callers must not change returned values.
     """
 
     def __init__(self) -> None:
@@ -127,7 +127,7 @@ class DirectoryCache:
 
     @property
     def known_count(self) -> int:
-        """How many checkpoints there were at the last look; 0 before the first."""
+        """The number of checkpoints at the last call of `look`, or 0 before the first call."""
         return sum(len(seen.published) for seen in self._runs.values())
 
     def look(self, layout: Layout) -> dict[str, RunListing]:
@@ -139,7 +139,7 @@ class DirectoryCache:
 
     def of_step(self, layout: Layout, run: str, step: int) -> list[CheckpointKey]:
         """Return the keys of the existing directories of one step."""
-        # All would be listed each time, and the names of one step take a quarter of that.
+        # Without reliable stamps, the whole run would be listed each time. Searching one step takes a quarter of that.
         if not layout.view.sees_changes:
             return layout.of_step(run, step)
         self._runs[run] = seen = self._look(layout, run)
@@ -147,26 +147,30 @@ class DirectoryCache:
 
     def _look(self, layout: Layout, run: str) -> RunListing:
         seen = self._runs.get(run, RunListing())
-        # One stat per run instead of a listing, which takes 12 ms per save for 10,000 checkpoints.
+        # This costs one stat per run instead of a listing, which takes 12 ms for 10,000 checkpoints.
         if seen.stamp is None or seen.stamp != layout.run_stamp(run):
             return _listed(layout, run, seen)
         return seen
 
     def judged(self, runs: Mapping[str, RunListing], unsure: set[CheckpointKey]) -> None:
-        """Record that the order of all checkpoints returned by `look` is known, except these."""
+        """Record that the order of all checkpoints returned by `look` is known, except that of `unsure`."""
         for run, seen in runs.items():
-            # By identity: another thread may have read a newer state of the run, which was not checked.
+            # Compare by identity: another thread may have stored a newer state of the run, which was not checked.
             if self._runs.get(run) is seen:
                 self._runs[run] = replace(seen, unsure=frozenset(unsure & seen.published.keys()))
 
     def changed(self, place: CheckpointKey, inode: int | None, change: RunChange | None) -> None:
-        """Record that this process published the checkpoint with this inode number, or if None, dropped it.
+        """Record that this process published or dropped a checkpoint.
 
-        `change` is the run before and after, while no other process could drop anything in it; None if not known.
+        Args:
+            place: The checkpoint.
+            inode: The inode number of its directory. If None, it was dropped.
+            change: The state of the run before and after the change, during which no other process could drop anything
+                in it. None if it is unknown.
         """
         try:
             self._runs[place.run] = _after_change(self._runs.get(place.run, RunListing()), place, inode, change)
-        except MemoryError:  # the change is durable and has not failed; everything is listed the next time
+        except MemoryError:  # the change itself is durable, so no error is raised; the next `look` lists everything
             self._runs = {}
 
 
@@ -182,14 +186,15 @@ def _after_change(seen: RunListing, place: CheckpointKey, inode: int | None, cha
     if others:
         steps[place.step] = others
     stamp = None
-    # Only if nothing changed between the last listing and this change; otherwise a checkpoint would be missed.
+    # Keep a stamp only if nothing changed between the last listing and this change. Otherwise the record would lack a
+    # checkpoint.
     if change is not None and change.before is not None and change.before == seen.stamp:
         stamp = _trusted(change.after, published)
     return RunListing(stamp, names, published, seen.unsure - {place}, steps)
 
 
 def _listed(layout: Layout, run: str, before: RunListing) -> RunListing:
-    # The stamp before the listing and again after it: a change in between is in one of the two.
+    # Take the stamp before and after the listing, to detect a change in between.
     begun_ns, stamp = time.time_ns(), layout.run_stamp(run)
     listed = layout.listed(run)
     # A change in the same tick of the kernel's clock would not change the times.
@@ -197,7 +202,7 @@ def _listed(layout: Layout, run: str, before: RunListing) -> RunListing:
     if stamp != layout.run_stamp(run) or not is_settled:
         stamp = None
     names = {name: inode for name, inode, _ in listed}
-    # Only times have changed, so no directory must be checked.
+    # If only the times have changed, no directory must be checked.
     if names == before.names:
         return replace(before, stamp=_trusted(stamp, before.published))
     published, unsure = dict(before.published), set(before.unsure)
@@ -211,7 +216,7 @@ def _listed(layout: Layout, run: str, before: RunListing) -> RunListing:
         if is_directory:
             published[key] = inode
             unsure.add(key)
-        else:  # checked again the next time
+        else:  # check this name again the next time
             del names[name]
             stamp = None
     steps: dict[int, tuple[CheckpointKey, ...]] = {}
@@ -228,7 +233,7 @@ def _trusted(stamp: RunStamp | None, published: Collection[CheckpointKey]) -> Ru
 
 
 class HighWaterMark:
-    """The greatest number so far. It is raised in one step, which no exception of a signal handler interrupts."""
+    """The greatest number so far. It is raised by one call of C code, which no signal handler interrupts."""
 
     def __init__(self) -> None:
         self._heap = [0]

@@ -1,7 +1,8 @@
 """The record of the checkpoints on the mirror: ``remotes/.mirror.json``. Source: docs/format/v1.md, the same name.
 
-The file is written by the process that mirrors, and by one that takes tags, pins and annotations from the mirror.
-Retention reads it. If the file is damaged, or is about another mirror, nothing counts as mirrored, and more is kept.
+The file is written by the process that mirrors, and by processes that take tags, pins and annotations from the mirror.
+Retention reads it. If the file is damaged or is about another mirror, no checkpoint counts as mirrored, so that
+retention keeps more.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ _FORMAT = "ckstore-mirrored"
 _VERSION = 1
 _MAX_BYTES = 64 * 2**20
 _WHY_CHARS = 500
-_FORMER_MOST = 100  # a tag that moves more often is soon written again anyway
+# The maximum number of earlier versions of one object. A tag that moves more often will soon be pushed again anyway.
+_FORMER_MOST = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,19 +49,19 @@ class MirrorRecord:
     """The content of the file."""
 
     remote: str = ""  # name of the remote
-    uuid: str = ""  # of that remote, since another one may get its name
-    ids: frozenset[str] = field(default_factory=frozenset)  # the checkpoints of this store that it has
+    uuid: str = ""  # uuid of the remote, since another remote may get its name
+    ids: frozenset[str] = field(default_factory=frozenset)  # the checkpoints of this store that the mirror has
     problem: str = ""  # why the last try failed; empty if it succeeded
     # Key of a tag, a pin or annotations -> digest of the version that was last pushed.
     documents: dict[str, str] = field(default_factory=dict)
-    since: str = ""  # when the current series of failed tries began; empty if `problem` is
-    refused: str = ""  # since when the mirror has refused the credentials; empty if the last try failed otherwise
+    since: str = ""  # when the current series of failed tries began; empty if the last try succeeded
+    refused: str = ""  # since when the mirror has refused the credentials; empty if the last try was not refused
     looked: str = ""  # when the mirror was last listed completely; empty if never
     missing: dict[str, str] = field(default_factory=dict)  # id -> what the mirror has lost of a checkpoint
     pruned: frozenset[str] = field(default_factory=frozenset)  # checkpoints that `keep_remote` of this store removed
-    # Key -> digests of earlier versions that were pushed, the latest last. They show that the mirror was restored.
+    # Key -> digests of earlier pushed versions, the latest last. If the mirror has one of them, it was restored.
     former: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    # Run -> the sequence number that this store last published there as its owner.
+    # Run -> the sequence number that this store, as the owner of the run, last published on the mirror.
     sequences: dict[str, int] = field(default_factory=dict)
 
     def render(self) -> bytes:
@@ -134,13 +136,13 @@ def _place(layout: Layout) -> StorePath:
 
 
 def uuid_now(layout: Layout, remote: str) -> str:
-    """Return the uuid of the remote that has this name in the settings now, or an empty string."""
+    """Return the uuid of the remote that now has this name in the settings, or an empty string if no remote has it."""
     entry = read_config(layout).get("remotes", {}).get(remote, {})
     return str(entry.get("uuid", "")) if isinstance(entry, dict) else ""
 
 
 def read_mirrored(layout: Layout, remote: str) -> MirrorRecord:
-    """Return the record of a mirror; an empty one if the file is missing, damaged, or about another remote."""
+    """Return the record of a mirror, or an empty record if the file is missing, damaged, or about another remote."""
     path, uuid = _place(layout), uuid_now(layout, remote)
     try:
         found = read(files.read_file(path, most_bytes=_MAX_BYTES), _parse, str(path))
@@ -153,7 +155,7 @@ def _change(layout: Layout, remote: str, uuid: str, make: Callable[[MirrorRecord
     """Change the record of a mirror durably, unless another remote has got the name in the meantime."""
     path = _place(layout)
     links.make_directory(layout.remotes)
-    # Read under the lock: the process that mirrors and one that pulls both write it.
+    # Read the record under the lock, since processes that mirror and processes that pull both write it.
     with atomic_file.changing(layout) as lock, files.opened_directory(layout.remotes) as fd:
         known = read_mirrored(layout, remote)
         new = make(known)
@@ -178,11 +180,11 @@ def add_mirrored(
     Args:
         layout: The store.
         remote: The mirror.
-        uuid: The uuid of the remote that it was pushed to.
-        ids: Checkpoints that exist there.
-        here: The checkpoints of the store. Others are forgotten.
+        uuid: The uuid of the remote to which the objects were pushed.
+        ids: The ids of checkpoints that exist on the mirror.
+        here: The checkpoints of the store. All others are removed from the record.
         documents: Small objects that were pushed, as in `MirrorRecord.documents`.
-        gone: Keys of small objects that the store no longer has.
+        gone: The keys of small objects that the store no longer has.
         sequences: As in `MirrorRecord.sequences`, for some runs.
     """
 
@@ -213,16 +215,16 @@ def add_mirrored(
 
 
 def forget_if_older(layout: Layout, remote: str, run: str, sequence: int, pushed: Container[str]) -> None:
-    """Forget when a mirror was listed, and which small objects it has, if the record is older than the mirror.
+    """If the record is older than the mirror, forget when the mirror was listed and which small objects were pushed.
 
     Args:
         layout: The store.
         remote: A remote.
-        run: A run that this store owns there.
-        sequence: The number that the remote has as published by this store. If it is not the recorded one, the store
-            was restored from a backup, or the process was killed before it recorded the number.
-        pushed: The keys of small objects that this store pushed. Others were taken from there, and are not pushed:
-            another store may have changed them since.
+        run: A run that this store owns on the remote.
+        sequence: The number on the remote of the last publication by this store. If it is not the recorded number, the
+            store was restored from a backup, or the process was killed before it recorded the number.
+        pushed: The keys of small objects that this store pushed. Other objects were taken from the remote. They remain
+            in the record and are not pushed, since another store may have changed them since.
     """
 
     def forgotten(known: MirrorRecord) -> MirrorRecord:
@@ -236,9 +238,9 @@ def forget_if_older(layout: Layout, remote: str, run: str, sequence: int, pushed
 
 
 def note_taken(layout: Layout, remote: str, documents: Mapping[str, str]) -> None:
-    """Record small objects that were taken from a remote that is or may become the mirror: it need not get them.
+    """Record small objects that were taken from a remote that is or may become the mirror, so that they are not pushed.
 
-    It must not get them, since another store may have changed them there since.
+    They must not be pushed back, since another store may have changed them on the remote since.
     """
     uuid = uuid_now(layout, remote)
     if documents and uuid and setting_of(layout, MIRROR) in (None, remote):
@@ -264,7 +266,7 @@ def note_looked(
 
 
 def note_missing(layout: Layout, remote: str, missing: Mapping[str, str]) -> None:
-    """As `note_looked`, for checkpoints that a verification found missing, if the remote is the mirror."""
+    """Record checkpoints that a verification did not find on a remote, if the remote is the mirror."""
 
     def noted(known: MirrorRecord) -> MirrorRecord:
         return replace(known, missing=known.missing | dict(missing), ids=known.ids - missing.keys())
@@ -284,9 +286,13 @@ def note_pruned(layout: Layout, remote: str, ids: Iterable[str]) -> None:
 
 
 def note_problem(layout: Layout, remote: str, problem: str, *, is_refused: bool = False) -> None:
-    """Record why a try failed, once for each reason; empty if no work is left.
+    """Record why a try failed, unless the same reason is recorded already.
 
-    `is_refused` says that the mirror has refused the credentials.
+    Args:
+        layout: The store.
+        remote: The mirror.
+        problem: The reason. Empty if no work is left.
+        is_refused: Whether the mirror has refused the credentials.
     """
     why = problem[:_WHY_CHARS]
 
@@ -301,15 +307,16 @@ def note_problem(layout: Layout, remote: str, problem: str, *, is_refused: bool 
 
 
 def behind(layout: Layout, remote: str, infos: Iterable[CheckpointInfo]) -> list[CheckpointInfo]:
-    """Return which of the checkpoints a mirror lacks by the record, the newest first."""
+    """Return which of the checkpoints a mirror lacks according to the record, the newest first."""
     known, listed = read_mirrored(layout, remote), [*infos]
-    # Those without local data were pulled from a remote, or evicted because a remote has them.
+    # Checkpoints without local data are on a remote: they were pulled from it, or evicted because it has them.
     lacking = [info for info in listed if info.id not in known.ids and not info.elsewhere]
     if any(info.id in known.pruned for info in lacking):
-        # Checkpoints that the rule removed there and now keeps, for example because of a tag, must be pushed again.
+        # If the rule removed a checkpoint from the mirror and now keeps it, for example because of a tag, it must be
+        # pushed again.
         policy = policy_of(layout, KEEP_REMOTE)
         pins: list[Pin] = []
-        with suppress(CkstoreError):  # an unreadable pin must not keep other checkpoints from being mirrored
+        with suppress(CkstoreError):  # an unreadable pin must not prevent other checkpoints from being mirrored
             pins = read_pins(layout)
         wanted = {info.id for info in listed} if policy is None else wanted_there(policy, pins, listed).keys()
         lacking = [info for info in lacking if info.id not in known.pruned or info.id in wanted]
@@ -317,10 +324,10 @@ def behind(layout: Layout, remote: str, infos: Iterable[CheckpointInfo]) -> list
 
 
 def wanted_there(policy: RetentionPolicy, pins: Iterable[Pin], infos: Iterable[CheckpointInfo]) -> dict[str, str]:
-    """Return which of some local checkpoints `keep_remote` keeps on the mirror by local facts: their ids -> why."""
+    """Return the ids of local checkpoints that `keep_remote` keeps on the mirror for local reasons, and the reasons."""
     listed, at = sorted(infos, key=lambda info: info.order), now()
     pinned = {pin.id: str(pin) for pin in pins if not pin.expired(at)}
-    # The policy is applied to the local order: an earlier use of the run may have left greater numbers on the mirror.
+    # Apply the policy to the local order: an earlier use of the run may have left greater numbers on the mirror.
     current = [Candidate(info) for info in listed if not info.superseded]
     by_policy = {entry.info.id for entry in plan(policy, current, at).kept}
     newest = {info.run: info for info in listed}
@@ -343,7 +350,7 @@ def now() -> datetime:
 
 
 def status_of(context: Context, infos: Iterable[CheckpointInfo]) -> MirrorStatus | None:
-    """Return the status of the mirror of a store, or None without a mirror."""
+    """Return the status of the mirror of a store, or None if it has no mirror."""
     layout = context.layout
     config, where = read_config(layout), str(layout.config)
     remote = MIRROR.of(config, where)
@@ -362,7 +369,7 @@ def status_of(context: Context, infos: Iterable[CheckpointInfo]) -> MirrorStatus
 
 
 def kept_for_mirror(context: Context, infos: Iterable[CheckpointInfo]) -> dict[str, str]:
-    """Return the checkpoints that retention keeps for the mirror, by name, with the reason."""
+    """Return the names of the checkpoints that retention keeps for the mirror, with reasons."""
     layout = context.layout
     config, where = read_config(layout), str(layout.config)
     remote, most = MIRROR.of(config, where), MIRROR_KEEP.of(config, where)
@@ -378,7 +385,7 @@ def kept_for_mirror(context: Context, infos: Iterable[CheckpointInfo]) -> dict[s
             found[info.name] = not_yet(remote)
     policy = policy_of(layout, KEEP_REMOTE)
     if policy is not None and lacking:
-        # A checkpoint that the mirror's own rule keeps is safe once it is pushed, and lost if it is dropped before.
+        # A checkpoint that `keep_remote` keeps must be pushed before it is dropped locally, or it would be lost.
         wanted = {entry.info.name for entry in plan(policy, [*map(Candidate, listed)], now()).kept}
         found |= {info.name: not_yet(remote) for info in lacking if info.name in wanted}
     return found

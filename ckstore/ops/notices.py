@@ -12,25 +12,25 @@ from ckstore.model.words import some_of
 from ckstore.objects.layout import Layout
 
 _CATALOG = "catalog"
-_warned_left_out: set[str] = set()  # what this process has warned about
-_warned_not_durable: set[str] = set()  # reasons why stores are not durable about which this process has warned
+_warned_left_out: set[str] = set()  # the omitted parts of states about which this process has warned
+_warned_not_durable: set[str] = set()  # reasons why a store is not durable about which this process has warned
 
 
 @dataclass
 class Notices:
-    """Notices for the user of one open store, and those that were issued."""
+    """The problems of one open store, and the state that decides which notices are still to be issued."""
 
-    # Directories that only look like checkpoints, unreadable annotations, failed retention.
+    # Key -> text, for example about incomplete checkpoints, unreadable annotations, or failed retention.
     problems: dict[str, str] = field(default_factory=dict)
     # Messages that were logged about saves of this store, as `interpreter.log_notes` keeps them.
     logged: set[str] = field(default_factory=set)
-    run_was_open: bool = False  # whether the last ref named no run, and so meant the only one, or main
-    run_guessed: str = ""  # the run of the last loaded checkpoint, if its ref named none; otherwise ""
+    run_was_open: bool = False  # whether the last ref named no run, so that it meant the only run or the run main
+    run_guessed: str = ""  # the run of the last loaded checkpoint if the ref named no run; otherwise ""
 
     def tell_unavailable(self, error: CatalogUnavailable, *, is_private: bool) -> None:
         """Warn, once per open store, that the directories are read because the catalog cannot be used."""
-        # Not if this user cannot open it, if another process is just replacing it, or if a reader has no private one:
-        # then the user need not act.
+        # Do not warn if the user need not act: if this user may not open the catalog, if another process is replacing
+        # it, or if a reader has no private catalog.
         if error.why == "unreadable" or _CATALOG in self.problems or (is_private and error.why == "missing"):
             return
         hint = f"; {error.hint}" if error.hint else ""
@@ -39,14 +39,14 @@ class Notices:
 
     def tell_unnamed_run(self) -> None:
         """Warn, once per open store, if a save without a run goes to another run than a load without a run used."""
-        # For a load, no run means the only one in the store; for a save, it means the run main. Only memory is read.
+        # Without a run, a load uses the only run in the store, but a save uses the run main.
         run = self.run_guessed
         if run not in ("", DEFAULT_RUN):
             warn(
                 f"this save names no run, so it goes to the run {DEFAULT_RUN}, but the loaded checkpoint is of the run "
                 f"{run}. To continue that, open the store with run={run!r}; otherwise pass run={DEFAULT_RUN!r}"
             )
-            # Once; the next save at the same call site is the user's decision.
+            # Warn only once: after the warning, another save without a run is the user's decision.
             self.run_guessed = ""
 
 
@@ -54,19 +54,19 @@ def tell_not_durable(reason: str, settings: StoreSettings) -> None:
     """Warn, once per store, user and machine, if a power cut may lose saved checkpoints."""
     if not reason or reason in _warned_not_durable:
         return
-    # Before the file is read: if the home directory is read-only, this process still warns only once.
+    # Record this before `note_once`: if the home directory is read-only, this process still warns only once.
     _warned_not_durable.add(reason)
     from ckstore.fs.host.own_folders import note_once
 
-    # The reason contains the path, so a copy of the store with the same uuid has its own warning.
-    # Once across processes: otherwise each rank and each restart of a job would repeat it.
+    # Warn once for all processes, so that not every rank and every restart of a job repeats the warning. The reason
+    # contains the path, so a copy of the store with the same uuid has its own warning.
     told = settings.algorithm.digest(reason.encode("utf-8", "surrogatepass"))  # the path need not be UTF-8
     if note_once(settings.uuid, f"told-{told}"):
         warn(f"a power cut may lose checkpoints in this store: {reason}")
 
 
 def tell_left_out(left_out: Iterable[str]) -> None:
-    """Warn, once per process and name, about what a checkpoint does not keep of a state."""
+    """Warn, once per process and name, about parts of a state that a checkpoint does not contain."""
     new = [one for one in left_out if one not in _warned_left_out]
     if new:
         _warned_left_out.update(new)
@@ -79,7 +79,7 @@ def warn(message: str) -> None:
     import warnings
 
     level, frame = 1, inspect.currentframe()
-    # The user looks for the line in their script, and Python shows a warning once for each line.
+    # The warning must show the line in the user's script, and Python shows a warning once for each line.
     while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "ckstore":
         level, frame = level + 1, frame.f_back
     warnings.warn(message, CkstoreWarning, stacklevel=level)

@@ -1,4 +1,4 @@
-"""Time and load: totals of saves, rates, budgets, and shares of time."""
+"""Limits on time and load (rates, budgets, shares of a processor), pauses, timers, and the totals of saves."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ class RateLimiter:
         """Wait until `nbytes` more may be read."""
         with self._mutex:
             now_s = self._clock()
-            # Unused time is not saved up: after a pause the rate applies, without a burst.
+            # Unused time does not accumulate, so that there is no burst after a pause.
             starts_s = max(now_s, self._free_s)
             self._free_s = starts_s + nbytes / self._bytes_s
-        # Outside the lock; otherwise threads would also wait while other threads sleep.
+        # Sleep outside the lock, so that other threads can enter meanwhile.
         if starts_s > now_s:
             self._sleep(starts_s - now_s)
 
 
 class ReadBudget:
-    """Ends reading in time. A blob is read completely or not at all, so one is started only if it can end in time.
+    """Limits the time of reading. A blob is read completely or not at all, and only if it can be read in time.
 
-    The duration is estimated from previous blobs. The first is always read, so that every run makes progress.
+    The duration is estimated from previous blobs. The first blob is always read, so that every run makes progress.
 
     Attributes:
         ended: Whether a blob was refused.
@@ -66,7 +66,7 @@ class ReadBudget:
 
     @property
     def fresh(self) -> bool:
-        """Whether no blob was started yet."""
+        """Whether there is a budget and no blob was started yet."""
         return self._budget_s is not None and self._reading_since_s is None
 
     def begin(self, nbytes: int) -> bool:
@@ -77,9 +77,8 @@ class ReadBudget:
             now_s = self._clock()
             if self._reading_since_s is None:
                 self._reading_since_s = now_s
-            # After one refusal all are refused: otherwise small blobs that still fit would be read repeatedly, and
-            # large
-            # ones never.
+            # After one refusal, all blobs are refused. Otherwise small blobs that still fit would be read in every run,
+            # and large ones never.
             elif self.ended or now_s - self._began_s + self._takes_s(now_s, nbytes) > self._budget_s:
                 self.ended = True
                 return False
@@ -92,8 +91,8 @@ class ReadBudget:
             self._done_bytes += nbytes
 
     def _takes_s(self, now_s: float, nbytes: int) -> float:
-        """Return how long it will take to read another blob, and those that are being read."""
-        # Since the first blob, not since the start: opening and listing do not depend on the rate of the disk.
+        """Return how many seconds it will take to read another blob and those that are being read."""
+        # Measure from the first blob and not from the start: opening and listing do not depend on the rate of the disk.
         spent_s = now_s - (self._reading_since_s or now_s)
         if not self._done_bytes or spent_s <= 0:
             return 0.0
@@ -101,9 +100,9 @@ class ReadBudget:
 
 
 class Share:
-    """Limits the work of a process to a share of one processor: it pauses after each stretch of work.
+    """Limits the work of a process to a share of one processor, by a pause after each stretch of work.
 
-    Only processor time counts: on a busy machine the work does not pause because it had to wait.
+    Only processor time counts, so that on a busy machine waiting for a processor does not count as work.
     """
 
     def __init__(
@@ -116,7 +115,7 @@ class Share:
     @property
     def is_due(self) -> bool:
         """Whether there was enough work since the last pause for another one."""
-        # Short, so that a training step during a stretch is slower by no more than its usual noise.
+        # A stretch is short, so that it slows down a training step by no more than the usual noise.
         return self._used() - self._begun_s >= _STRETCH_S
 
     def rest(self) -> None:
@@ -127,7 +126,7 @@ class Share:
 
 
 class DutyCycle:
-    """Limits repeated work to a share of the time: afterwards it is skipped for a while, unless it was very short.
+    """Limits repeated work to a share of the time: after the work, it is skipped for a while, unless it was very short.
 
     Only processor time counts, so that short work is not skipped on a busy machine.
     """
@@ -143,22 +142,25 @@ class DutyCycle:
         self._is_new = True
 
     def do(self, work: Callable[[], T], *, expected_s: float = 0.0) -> T | None:
-        """Do the work and return its result; None if it is skipped now, or if it would be the first and take long."""
+        """Do the work and return its result, or return None if the work is skipped.
+
+        The first work is skipped if it is expected to take long, because the process may end soon.
+        """
         is_new, self._is_new = self._is_new, False
-        if is_new and not self._wakes and expected_s > self._free_s:  # the process may end soon
+        if is_new and not self._wakes and expected_s > self._free_s:
             self._rests_until_s = self._clock() + expected_s / self._share
         if self._clock() < self._rests_until_s:
             return None
         wakes, begun_s = self._wakes, self._used()
         done = work()
         used_s = self._used() - begun_s
-        # Woken meanwhile: the reason may be newer than the data that the work has just used.
+        # If `wake` was called during the work, the work may not have seen its reason, so it must be done again.
         if used_s > self._free_s and self._wakes == wakes:
             self._rests_until_s = self._clock() + used_s / self._share
         return done
 
     def wake(self) -> None:
-        """Do the work at the next call, even if it is being done now, since that may be too early."""
+        """Make the next call of `do` do the work, even if another thread is doing it now."""
         self._wakes += 1
         self._rests_until_s = -math.inf
 
@@ -176,11 +178,14 @@ os.register_at_fork(after_in_child=_renew_in_child)
 
 _POLL_S = 0.2
 _process_end_s = math.inf
-"""When this process will be killed, by the monotonic clock. A signal handler changes it."""
+"""The time at which this process will be killed, by the monotonic clock. A signal handler changes it."""
 
 
 def process_ends_in(grace_s: float) -> None:
-    """Announce that this process will be killed in this many seconds, `math.inf` for never; also in signal handlers."""
+    """Announce that this process will be killed in `grace_s` seconds, or never if `math.inf`.
+
+    It may be called in a signal handler.
+    """
     global _process_end_s  # noqa: PLW0603
     _process_end_s = time.monotonic() + grace_s
 
@@ -193,13 +198,13 @@ def process_end_s() -> float:
 def pause(seconds: float, is_over: Callable[[], bool]) -> None:
     """Pause until the time has passed, `is_over` is True, or this process learns that it will be killed."""
     deadline_s, end_s = time.monotonic() + seconds, _process_end_s
-    # In short sleeps: a signal handler that only sets a flag does not end a long one.
+    # Sleep in short intervals: a signal handler that only sets a flag does not end a long sleep.
     while (left_s := deadline_s - time.monotonic()) > 0 and _process_end_s == end_s and not is_over():
         time.sleep(min(left_s, _POLL_S))
 
 
 class PhaseTimer:
-    """Seconds of each part of a save; a part ends when the next begins, and can occur again."""
+    """Measures the duration of each part of a save. A part ends when the next begins, and may occur several times."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}  # part -> seconds
@@ -249,12 +254,12 @@ class SaveTotals:
             self._outcomes[outcome] += 1
 
     def worked(self) -> None:
-        """Record that a save of this process, or of several ranks with this process, succeeded."""
+        """Record that a save by this process, or by several ranks including this process, succeeded."""
         with _mutex:
             self._tolerated_in_a_row = 0
 
     def tried_again(self, count: int = 1) -> None:
-        """Record failed tries of a save that were followed by others."""
+        """Record failed tries of a save that were retried."""
         with _mutex:
             self._retries += count
 

@@ -2,8 +2,8 @@
 
 The name of a run is in each manifest, and the id of a checkpoint is the digest of its manifest. Therefore each
 checkpoint gets a new manifest and id, and keeps its bytes, its place in the order of commits and its times. All copies
-are durable before the first old checkpoint is dropped. A kill leaves complete checkpoints under both names, and the
-same call continues.
+are durable before the first old checkpoint is dropped. If the process is killed, complete checkpoints may exist under
+both names, and repeating the call completes the renaming.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class RunCopies(Protocol):
         """Raise unless the store itself has all data of these checkpoints."""
 
     def left_behind(self, context: Context, infos: Sequence[CheckpointInfo], /) -> str:
-        """Return the places that keep these checkpoints under their names, in words; empty if none does."""
+        """Describe the places that keep these checkpoints under their old names; return "" if no place does."""
 
 
 def rename_run(context: Context, old: str, new: str, copies: RunCopies) -> list[CheckpointInfo]:
@@ -63,7 +63,7 @@ def rename_run(context: Context, old: str, new: str, copies: RunCopies) -> list[
     check_own_run(new)
     if old == new:
         raise BadInput(f"the run already has the name {new}")
-    # While a tag or pin is unreadable, nothing may be dropped: check this before anything is copied.
+    # While a tag or pin cannot be read, nothing may be dropped, so check this before anything is copied.
     check_tags(context.layout)
     read_pins(context.layout)
     moving = _checked(context, old, new, copies)
@@ -106,14 +106,14 @@ def _checked(context: Context, old: str, new: str, copies: RunCopies) -> list[Ch
     for info in found:
         if info.damaged:
             raise _damaged(f"{info.name} is marked as damaged")
-        # The drop needs an exclusive lock: detect a reader before anything is copied.
+        # Dropping the old checkpoint needs an exclusive lock, so detect a reader before anything is copied.
         if trash.in_use(context.layout.checkpoint(info.key)):
             raise InUse(f"{info.name} is open for reading", hint="close it in the process that has it open")
         check_not_evaluated(context, info)
-    # One with a copy needs no data: it is only dropped.
+    # A checkpoint that an earlier try has copied is only dropped, so its data is not needed.
     copies.check_local(context, [info for info in found if _copied(context, info, new) is None])
     _check_free(context, found, new)
-    if {old, new} <= config_file.policies_by_run(context.layout).keys():  # one of the rules would be lost
+    if {old, new} <= config_file.policies_by_run(context.layout).keys():  # one of the two rules would be lost
         raise BadInput(
             f"the runs {old} and {new} both have rules in {config_file.BY_RUN}",
             hint=f"remove those of one of them from store.config.{config_file.BY_RUN}",
@@ -125,13 +125,13 @@ def _checked(context: Context, old: str, new: str, copies: RunCopies) -> list[Ch
 def _whole_in(context: Context, run: str) -> list[CheckpointInfo]:
     """Return the checkpoints of a run, the oldest first; raise if one is incomplete, or a save to it is in progress."""
     layout = context.layout
-    # Before the run is listed: a save that ended earlier is in the list.
+    # Look for running saves before listing the run, so that the list includes all saves that ended before.
     for name in trash.names_in(layout.staging):
         if name.startswith(f"{run}@") and trash.in_use(layout.staging / name):
             raise _save_under_way(run)
     there = {key for key, _ in layout.published(run)}
     found = infos(context, run, superseded=True)
-    whole = {info.key.any_generation for info in found}  # other generations are dropped with it
+    whole = {info.key.any_generation for info in found}  # their other generations are dropped together with them
     for key in sorted(key for key in there if key.any_generation not in whole):
         # Another process may have dropped or completed it since it was listed.
         verdict = look(layout, key)
@@ -169,7 +169,7 @@ def _check_free(context: Context, moving: Sequence[CheckpointInfo], new: str) ->
 
 
 def _take_directory(context: Context, new: str) -> None:
-    """Create the directory of the new run unless an earlier try did, so that no process reserves its name."""
+    """Create the directory of the new run if it does not exist, so that no other process reserves its name."""
     if not links.make_directory(context.layout.checkpoints / new) and is_reserved(context.layout, new):
         raise StepExists(
             f'the name {new} is reserved by a process that opened the store with run="auto"',
@@ -178,11 +178,12 @@ def _take_directory(context: Context, new: str) -> None:
 
 
 def _are_of(context: Context, left: Sequence[CheckpointInfo], others: Iterable[CheckpointKey]) -> bool:
-    """Whether checkpoints without a copy belong to the trainings of `others`, so that a rename can move them there.
+    """Whether the checkpoints `left`, which have no copy, belong to the trainings of the checkpoints `others`.
 
-    A copy keeps its training, and no other run has it. So such checkpoints were saved during or after an earlier try.
+    A copy keeps its training, which no other run has. If this function returns True, the checkpoints were saved during
+    or after an earlier try of the same renaming, which can be continued.
     """
-    if not left:  # all copies were made
+    if not left:  # an earlier try has made all copies
         return True
     known = {found.training for key in others if (found := read_info(context, key)) is not None} - {""}
     return {parent_at(context, info).training for info in left} <= known
@@ -217,7 +218,8 @@ def _copy(context: Context, info: CheckpointInfo, run: str, ids: Mapping[str, st
         if directory.manifest_id != info.id:
             raise gone(info)
         present = directory.manifest
-        if render(present, context.algorithm)[0] != info.id:  # a member that this version does not know would be lost
+        # If rendering gives another id, the manifest has a member that this version does not know and would lose.
+        if render(present, context.algorithm)[0] != info.id:
             raise BadInput(
                 f"{info.name} was written by another ckstore ({present.writer})", hint="rename it with that one"
             )
@@ -233,7 +235,8 @@ def _copy(context: Context, info: CheckpointInfo, run: str, ids: Mapping[str, st
             if not present.form.is_plain:
                 files.create_file(staging.lock.inside / PLAIN, data, mode=0o444)
             staging.seal(present.form.document(checkpoint_id, data, context.algorithm))
-            # "replace" publishes without dropping others: all checkpoints of a step that was saved again are moved.
+            # "replace" publishes without dropping others. If a step was saved several times, all its checkpoints are
+            # copied.
             runs = publish.KnownRuns(context.known.synced_runs)
             key = publish.publish(staging, manifest, checkpoint_id, "replace", runs).key
         except BaseException as error:
@@ -245,7 +248,7 @@ def _copy(context: Context, info: CheckpointInfo, run: str, ids: Mapping[str, st
 
 
 def _take_names(context: Context, pairs: Sequence[tuple[CheckpointInfo, CheckpointInfo]]) -> None:
-    """Make tags, pins and the rules of the run name the copies, except those that were dropped meanwhile."""
+    """Move tags and pins to the copies that still exist, and the rule of the run to the new name."""
     layout = context.layout
     by_key = {info.key.any_generation: copy for info, copy in pairs}
     by_id = {info.id: copy for info, copy in pairs}
@@ -271,10 +274,14 @@ def _take_names(context: Context, pairs: Sequence[tuple[CheckpointInfo, Checkpoi
 
 
 def _drop_old(context: Context, pairs: Sequence[tuple[CheckpointInfo, CheckpointInfo]]) -> tuple[set[str], list[str]]:
-    """Drop the old checkpoints. Return the digests of their blobs, and what rules and users dropped meanwhile."""
+    """Drop the old checkpoints.
+
+    Returns:
+        The digests of their blobs, and a sentence for each checkpoint that a rule or a user has dropped meanwhile.
+    """
     digests: set[str] = set()
     dropped = []
-    # The oldest first: after a kill, the newest checkpoint of the old run is still its newest.
+    # Begin with the oldest, so that after a kill the newest checkpoint of the old run is still there.
     for info, copy in pairs:
         later = partial(_take_later, context, copy)
         why = f"{RENAMED} {copy.name}"
@@ -300,7 +307,7 @@ def _exists(context: Context, info: CheckpointInfo) -> bool:
 
 @contextmanager
 def _continuing() -> Iterator[None]:
-    """Explain an old checkpoint that a process tagged, pinned or opened since its copy was made."""
+    """Add advice to the error if a process has tagged, pinned or opened an old checkpoint after its copy was made."""
     try:
         yield
     except InUse as error:
@@ -311,7 +318,9 @@ def _continuing() -> Iterator[None]:
 
 
 def _take_later(context: Context, copy: CheckpointInfo, lock: locks.DirectoryLock) -> None:
-    """Copy annotations that were added since the copy was made; no more can be added, since the old one is locked.
+    """Copy annotations that were added to the old checkpoint after its copy was made.
+
+    The caller has locked the old checkpoint, so no more annotations can be added.
 
     Raises:
         NoSuchRef: The copy was dropped, for example by a rule before it had the tags and the rules of the run.

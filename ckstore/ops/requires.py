@@ -1,4 +1,4 @@
-"""Record in ``store.json`` what a reader must understand, before the first data that it would misread is written."""
+"""Record in ``store.json`` the features that a reader must understand, before data that needs them is written."""
 
 from __future__ import annotations
 

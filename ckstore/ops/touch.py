@@ -28,13 +28,13 @@ from ckstore.ops.notices import warn
 from ckstore.ops.refs.find import AnyRef, find
 from ckstore.ops.refs.listing import no_such_run
 
-# Only the files directly in them. For `remotes/` this leaves out the cache, whose times show the last use, and for
-# `locks/` times show how long a process has been working.
+# Only files directly in these directories are renewed. `remotes/.cache/` is excluded, since its times show the last
+# use. `locks/` is excluded, since its times show how long a process has been working.
 _SMALL = ("refs", "pins", "remotes")
 
 
 def touch(context: Context, ref: AnyRef | Iterable[AnyRef] | None = None, run: str | None = None) -> TouchReport:
-    """Renew the times of given checkpoints, of those of a run, or of all; see `ckstore.Store.touch`."""
+    """Renew the times of some checkpoints, of all checkpoints of a run, or of all; see `ckstore.Store.touch`."""
     context.check_writable()
     layout = context.layout
     if ref is not None and run is not None:
@@ -59,8 +59,8 @@ def touch(context: Context, ref: AnyRef | Iterable[AnyRef] | None = None, run: s
 
 
 def renew_used(context: Context, existing: CheckpointKey | None) -> None:
-    """After a save, renew the times of the store's own files, and of the existing checkpoint of equal content."""
-    # The blobs of a new checkpoint have current times, since the save wrote or claimed them.
+    """Renew the times of the store's own files after a save, and those of an existing checkpoint with equal content."""
+    # The blobs of a new checkpoint already have current times, since the save wrote or claimed them.
     layout, known = context.layout, context.known
     renewal = _Renewal(only_due=True)
     if existing is not None:
@@ -68,11 +68,11 @@ def renew_used(context: Context, existing: CheckpointKey | None) -> None:
     now_s = time.time()
     if now_s - known.own_files_renewed_s > blob_time.RENEW_AFTER_S:
         renewal.own_files(layout.root)
-        known.own_files_renewed_s = now_s  # last, so that the next save tries again after an error
+        known.own_files_renewed_s = now_s  # set this last, so that the next save tries again after an error
 
 
 class _Renewal:
-    """Gives files current times, and counts those of other users, who alone can do that."""
+    """Gives files current times, and counts the files of other users, whose times only these users can change."""
 
     def __init__(self, *, only_due: bool = False) -> None:
         self.blobs: dict[tuple[int, int], int] = {}  # (device, inode) -> size
@@ -83,7 +83,7 @@ class _Renewal:
     def checkpoint(self, path: StorePath) -> bool:
         """Renew the files of a checkpoint; return False if it was removed, or may not be touched."""
         try:
-            # Locked like a reader, so that it is not deleted meanwhile.
+            # Lock the checkpoint as a reader does, so that no process deletes it.
             with locks.lock_shared(path) as lock:
                 for name, status in dirfd_stat.statuses(lock.inside):
                     # A repair identifies a mark of damage by its times.
@@ -92,7 +92,7 @@ class _Renewal:
                 for name, status in dirfd_stat.statuses(lock.inside / BLOBS):
                     if stat.S_ISREG(status.st_mode) and (status.st_dev, status.st_ino) not in self.blobs:
                         self._renew(lock.inside / BLOBS / name, status)
-        except (FileNotFoundError, NotADirectoryError):  # dropped in the meantime
+        except (FileNotFoundError, NotADirectoryError):  # another process has dropped it
             return False
         except (InUse, PermissionError) as error:
             self._closed.append(f"{path.inner}: {why_of(error)}")
@@ -114,10 +114,10 @@ class _Renewal:
                     pass
                 elif not is_blob:
                     os.utime(name, dir_fd=parent, follow_symlinks=False)
-                # Checked again: a program may have written to it since the directory was listed.
+                # Check the time again, since a program may have written to the file after the directory was listed.
                 elif blob_time.is_stamp(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mtime_ns):
                     blob_time.stamp(name, dir_fd=parent)
-                else:  # it remains suspect, and gets a time that a purge by age spares
+                else:  # the blob remains suspect, but gets a time that protects it from a purge by age
                     blob_time.mark_suspect(name, dir_fd=parent)
             except PermissionError:
                 self._owners[status.st_uid] += 1
