@@ -1,7 +1,8 @@
-"""Convert a store of a draft: rename its checkpoints to the names given by their ids. Source: docs/format/v1.md.
+"""Convert a store of a draft format: rename its checkpoints according to their ids. Source: docs/format/v1.md.
 
-A draft named the directory of a checkpoint after its step. Only names change, by renames, so readers keep running.
-``store.json`` is updated last. If a process dies before that, the next one that opens the store for writing continues.
+Drafts of the format named the directory of a checkpoint after its step. Directories are only renamed, so readers keep
+running. ``store.json`` is updated last. If the process dies before that, the next process that opens the store for
+writing continues.
 """
 
 from __future__ import annotations
@@ -27,31 +28,32 @@ _BUSY_S = 10.0
 
 
 def convert(context: Context, *, by_hand: bool = False) -> MigrateReport:
-    """Rename every checkpoint of a draft, and rewrite its tags; this can be repeated, or done by several at once.
+    """Rename every checkpoint of a draft, and rewrite its tags.
 
-    Unless `by_hand`, a store that was converted is not searched.
+    The conversion can be repeated, and several processes may do it at once. Unless `by_hand`, a converted store is not
+    searched again.
     """
     layout = context.layout
     if CHECKPOINT_IDS in context.settings.requires and not by_hand:
         return MigrateReport(0, 0, ())
-    links.make_missing(layout.directories)  # a copy of the store may lack empty ones
+    links.make_missing(layout.directories)  # a copy of a store may lack empty directories
     left: list[str] = []
     renamed: dict[CheckpointKey, CheckpointKey] = {}
     is_whole = _publish_replaced(layout, left)
     for run in layout.runs():
         is_whole &= _rename_all(layout, run, renamed, left)
     tags, tags_left = _convert_tags(layout, renamed)
-    # Another process may have renamed and rewritten them, and died (rule F).
+    # Sync these even if nothing was renamed, since another process may have renamed names and died (rule F).
     for folder in (layout.checkpoints, layout.staging, layout.refs):
         files.sync_directory(folder)
-    # Last: until then, each opening searches for the rest.
+    # Record the conversion last. Until then, each opening continues it.
     if is_whole and not tags_left:
         require(context, CHECKPOINT_IDS)
     return MigrateReport(len(renamed), len(tags), (*left, *tags_left))
 
 
 def _publish_replaced(layout: Layout, left: list[str]) -> bool:
-    """Publish the checkpoints that a replacement removed before it died, and that nothing replaced."""
+    """Publish checkpoints that a process of a draft version moved away to replace them, before it died."""
     is_whole = True
     for name in dirfd_stat.names(layout.staging):
         key, path = trash.draft_replaced(layout, name), layout.staging / name
@@ -59,10 +61,10 @@ def _publish_replaced(layout: Layout, left: list[str]) -> bool:
             continue
         try:
             links.make_directory(layout.checkpoints / key.run)
-            # A process that replaces holds this lock until the new checkpoint has its name.
+            # A running process that replaces a checkpoint holds this lock until the new checkpoint has its name.
             run_lock = store_locks.lock_run(layout, key.run, exclusive=True, timeout_s=_BUSY_S)
             with run_lock, locks.lock_shared(path, timeout_s=_BUSY_S) as lock:
-                # Check again: if its replacement has been published in the meantime, this is a dead staging.
+                # Check again under the lock: if the replacement was published in the meantime, this is a dead staging.
                 id = id_at(path)
                 if id is None or trash.draft_replaced(layout, name) is None:
                     continue
@@ -78,7 +80,7 @@ def _publish_replaced(layout: Layout, left: list[str]) -> bool:
 
 
 def _rename_all(layout: Layout, run: str, renamed: dict[CheckpointKey, CheckpointKey], left: list[str]) -> bool:
-    """Rename the checkpoints of a run durably; return False if a process or another user keeps one of them."""
+    """Rename the checkpoints of a run durably; return False if a process or another user prevents a rename."""
     path, is_whole = layout.checkpoints / run, True
     try:
         run_lock = store_locks.lock_run(layout, run, exclusive=True, timeout_s=_BUSY_S)
@@ -99,16 +101,16 @@ def _rename_all(layout: Layout, run: str, renamed: dict[CheckpointKey, Checkpoin
                     renamed[key], _ = give_name(layout, path, lock, key.run, key.step, id)
             except FileNotFoundError:  # another process renamed or dropped it
                 continue
-            except (CkstoreError, OSError) as error:  # it was open for too long, or belongs to another user
+            except (CkstoreError, OSError) as error:  # a process has it open, or it belongs to another user
                 is_whole = False
                 left.append(f"{path.inner}: {why_of(error)}")
-        # Even if there was nothing to rename: another process may have done it, and died (rule F).
+        # Sync this even if nothing was renamed, since another process may have renamed a name and died (rule F).
         files.sync_directory(layout.checkpoints / run)
     return is_whole
 
 
 def _convert_tags(layout: Layout, renamed: Mapping[CheckpointKey, CheckpointKey]) -> tuple[list[str], list[str]]:
-    """Make the tags of a draft name the id; return those that were changed, and the problems of the rest."""
+    """Make the tags of a draft name ids; return the names of the changed tags, and the problems with others."""
     done: list[str] = []
     left: list[str] = []
     for name, text in layout.tag_texts().items():
@@ -117,17 +119,17 @@ def _convert_tags(layout: Layout, renamed: Mapping[CheckpointKey, CheckpointKey]
             continue
         key = renamed.get(target.key)
         if key is None and layout.inode(target.key) is None:
-            # The directory of a draft belonged to the first checkpoint that was saved of its step.
+            # In a draft, the directory of a step had the checkpoint that was saved first.
             complete = published_of_step(layout, *target.key.run_step)
             key = complete[0].key if complete else next(iter(layout.of_step(*target.key.run_step)), None)
-        if key is None:  # its checkpoint keeps its name, or the tag dangles as before
+        if key is None:  # the checkpoint was not renamed, or the tag names no checkpoint
             continue
         try:
             with (
                 store_locks.lock_run(layout, key.run, exclusive=True, timeout_s=_BUSY_S),
                 locks.lock_shared(layout.checkpoint(key), timeout_s=_BUSY_S),
             ):
-                # Another process may have converted the store, and pointed the tag to another checkpoint since.
+                # `move_tag` changes nothing if another process has changed the tag.
                 if move_tag(layout, name, text, key):
                     done.append(name)
         except (CkstoreError, OSError) as error:

@@ -1,9 +1,9 @@
 """Create a store, or open one and recover it.
 
-A store exists as soon as ``store.json`` has its name. A partly created store is completed by the next `create`. Several
-processes may create one at once: none removes a name of another, and ``store.json`` never replaces another one. Opening
-examines the filesystem of a store and finds its catalog. When opened for writing, dead saves are moved to trash, and
-the catalog catches up with the directories.
+A store exists as soon as ``store.json`` exists under its final name. A partly created store is completed by the next
+`create`. Several processes may create the same store at once: none removes a name that another has created, and
+``store.json`` is never replaced. Opening a store examines its filesystem and finds its catalog. Opening it for writing
+also moves dead saves to trash, and updates the catalog from the directories.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from ckstore.ops.settings_file import read_settings
 
 # Creating a store takes a dozen fsyncs, which can take seconds on a busy disk.
 _LOCK_TIMEOUT_S = 30.0
-# Closed to others: a user who wants a shared store opens it deliberately.
+# Other users have no access: a user who wants to share a store must change its mode deliberately.
 _DIRECTORY_MODE = 0o700
 _CREATE_TRIES = 10
 _NEW = "not made yet"
@@ -62,12 +62,12 @@ def create(root: Path, *, hash_name: str, chunk_bytes: int) -> bool:
     settings = StoreSettings(
         uuid=str(uuid.uuid4()), hash=hash_name, chunk_bytes=chunk_bytes, created=now, requires=(CHECKPOINT_IDS,)
     )
-    settings.algorithm.start()  # raises here if the package for it is missing
+    settings.algorithm.start()  # this raises now if the package for the algorithm is missing
     layout = Layout(root)
     if not dirfd_stat.exists(layout.settings):
         refuse_inside(root)
     for _ in range(_CREATE_TRIES - 1):
-        with suppress(FileNotFoundError):  # a process that failed removed a directory that this one had found
+        with suppress(FileNotFoundError):  # another process failed and removed a directory that this one was using
             return _create(layout, settings)
     return _create(layout, settings)
 
@@ -82,11 +82,11 @@ def _create(layout: Layout, settings: StoreSettings) -> bool:
 
 
 def _make_parents(folder: Path, made: list[AnyPath]) -> None:
-    """Create a directory and its missing parents, as mkdir -p; each name is made durable before the next.
+    """Create a directory and its missing parents, as mkdir -p, making each name durable before creating the next.
 
     Args:
         folder: The directory.
-        made: Gets the directories that this process created.
+        made: A list to which the created directories are added.
     """
     missing = []
     while not dirfd_stat.exists(folder):
@@ -95,16 +95,16 @@ def _make_parents(folder: Path, made: list[AnyPath]) -> None:
     try:
         with os.scandir(folder) as entries:
             is_empty = next(entries, None) is None
-    except PermissionError:  # ckstore never creates a directory that its user may not list
+    except PermissionError:  # then ckstore did not create the directory
         is_empty = False
-    # A process that died before it synced the name of a directory left that directory empty.
+    # If the directory is empty, the process that created it may have died before syncing its name.
     if is_empty:
         files.sync_name(folder)
     for path in reversed(missing):
         try:
             os.mkdir(path)
             made.append(path)
-        except FileExistsError:  # another process was faster, and may die before it syncs
+        except FileExistsError:  # another process has created it, but may die before syncing the name
             pass
         files.sync_name(path)
 
@@ -116,8 +116,8 @@ def _removed_without_store(layout: Layout) -> Iterator[list[AnyPath]]:
     try:
         yield made
     except BaseException:
-        # Best effort: the error of the block is reported. A directory that another process has used is kept, and so are
-        # those of a store that another host created in the meantime.
+        # Errors here are ignored, so that the error of the block is reported. A directory that another process uses is
+        # kept, since it is not empty, and all directories are kept if another host has completed the store.
         with suppress(OSError):
             if not dirfd_stat.exists(layout.settings):
                 for path in reversed(made):
@@ -127,14 +127,14 @@ def _removed_without_store(layout: Layout) -> Iterator[list[AnyPath]]:
 
 
 def tell_made(root: Path) -> None:
-    """Log that a store was created; warn if a store of a similar name is next to it, which may be the intended one."""
+    """Log that a store was created, and warn if the user may have meant an existing store with a similar name."""
     text = f"created a new store at {root}"
     beside = foreign(root.parent)
     try:
         names = [name for name, _, is_directory in dirfd_stat.listed(beside) if is_directory]
         similar = similar_names(root.name, names)
         other = next((name for name in similar if dirfd_stat.exists(beside / name / _SETTINGS)), None)
-    except OSError:  # a user who may not list the directory can still make a store in it
+    except OSError:  # a user who may not list the directory may still create a store in it
         other = None
     if other is None:
         log(logging.INFO, text)
@@ -144,37 +144,37 @@ def tell_made(root: Path) -> None:
 
 def _fill(layout: Layout, settings: StoreSettings) -> bool:
     """Create the missing parts, ``store.json`` last; return False if another process was faster."""
-    # The root is locked, but on a shared filesystem not against other hosts.
+    # The caller has locked the root, but the lock may not reach other hosts.
     if dirfd_stat.exists(layout.settings):
         return False
     try:
-        # Removed while the root is locked: no other process of this host has found them yet.
+        # The directories are removed while the root is locked, so no other process of this host has found them yet.
         with _removed_without_store(layout) as made:
             _make(layout, settings, made)
     except OSError:  # another host created it in the meantime, and may have filled the disk
         if dirfd_stat.exists(layout.settings):
-            return False  # opening it makes its names durable, in case its creator died
+            return False  # in case its creator died, opening the store makes its names durable
         raise
-    files.sync_directory(layout.root)  # opening also does so, but reports a failure by a note; here it is an error
+    files.sync_directory(layout.root)  # opening also syncs it, but only notes a failure, which is an error here
     files.sync_name(layout.path)
     return True
 
 
 def _make(layout: Layout, settings: StoreSettings, made: list[AnyPath]) -> None:
     _refuse_foreign(layout)
-    # Extended lazily: if one cannot be created, the earlier ones are in the list.
+    # `extend` with a generator adds each directory at once, so that they are in the list if a later one fails.
     made.extend(directory for directory in layout.directories if links.make_directory(directory))
-    # Before store.json: a place that cannot hold a store must not be left with one.
+    # Test the place before creating store.json, so that no store exists in a place that cannot hold one.
     probe.try_links(layout.staging, layout.linked)
     fresh = layout.root / f"store.json.{uuid.uuid4().hex[:12]}"
     try:
         where = str(layout.settings)
         data = to_write(settings, parse_settings, most_bytes=SETTINGS_MAX_BYTES, where=where)
-        # Complete and durable before it has its name (law D1): with store.json the store exists.
+        # The file must be complete and durable before it gets its final name (law D1).
         files.create_file(fresh, data, mode=0o444)
-        links.link(fresh, layout.settings)  # never replaces another
+        links.link(fresh, layout.settings)  # a link never replaces an existing file
     finally:
-        with suppress(OSError):  # opening removes a leftover name
+        with suppress(OSError):  # if this fails, the next opening removes the temporary name
             links.unlink(fresh)
 
 
@@ -197,7 +197,7 @@ def _refuse_foreign(layout: Layout) -> None:
 
 
 def remove_leftovers(layout: Layout) -> None:
-    """Remove the temporary ``store.json.*`` of processes that died while creating this store, or came late."""
+    """Remove ``store.json.*``, the temporary files of processes that died or failed while creating this store."""
     for name in dirfd_stat.names(layout.root):
         if _FRESH.fullmatch(name):
             with suppress(FileNotFoundError):
@@ -205,36 +205,41 @@ def remove_leftovers(layout: Layout) -> None:
 
 
 def recover(context: Context) -> list[str]:
-    """Sweep dead stagings, adopt published checkpoints, empty the trash; return notes for the user.
+    """Move dead stagings to trash, enter published checkpoints into the catalog, and empty the trash.
 
-    It may be called repeatedly, or by several processes at once.
+    This function may be called repeatedly, and by several processes at once.
+
+    Returns:
+        Notes for the user.
 
     Raises:
-        OSError: The system refused. The store is unchanged or partly recovered.
+        OSError: The system refused an operation. The store is unchanged or partly recovered.
     """
     from ckstore.objects import reserve, trash  # a reader needs none of these
     from ckstore.ops.index.catalog_update import catch_up
 
     notes: list[str] = []
     layout = context.layout
-    if not dirfd_stat.exists(layout.checkpoints) and trash.names_in(layout.blobs):  # so it has had checkpoints
+    if not dirfd_stat.exists(layout.checkpoints) and trash.names_in(layout.blobs):  # the store has had checkpoints
         layout.check_exists(layout.checkpoints)
     try:
-        links.make_missing(layout.directories)  # a copy of the store may lack empty ones
+        links.make_missing(layout.directories)  # a copy of a store may lack empty directories
         with _unless_full():
             probe.check_able(layout.root, layout.directories, layout.staging, layout.linked)
     finally:
-        # Even if the test failed: other processes may have created the directories and died (rule F).
+        # Do this even if the test failed, since other processes may have created the directories and died (rule F).
         _make_store_durable(context)
     if CHECKPOINT_IDS not in context.settings.requires:
-        from ckstore.ops.open.draft_conversion import convert  # few stores are of a draft
+        from ckstore.ops.open.draft_conversion import convert  # few stores have a draft format
 
-        # Before the sweep, which would treat a checkpoint that a draft was replacing as a dead save.
+        # Convert before sweeping: if a process of a draft version died while replacing a checkpoint, the sweep would
+        # treat that checkpoint as a dead save.
         notes += [f"not converted: {text}" for text in convert(context).left]
     stayed: list[str] = []
-    if context.view.sees_locks:  # otherwise a save of another host, whose lock is not visible, would be swept
+    # Without `sees_locks`, the lock of a running save on another host is not visible, so nothing may be swept.
+    if context.view.sees_locks:
         failed: dict[str, OSError | CkstoreError] = {}
-        trash.sweep_staging(layout, failed)  # gc makes the move durable before it takes them apart (rule F)
+        trash.sweep_staging(layout, failed)  # gc makes the renames durable before it deletes the directories (rule F)
         stayed = [f"{path} of a dead save is kept: {describe_error(error)}" for path, error in failed.items()]
     probe.remove_leftovers(layout.staging, layout.linked)
     said: list[str] = []
@@ -245,12 +250,12 @@ def recover(context: Context) -> list[str]:
     except (CatalogUnavailable, InUse) as error:
         full = f"the filesystem of {layout.root} is full, so the catalog is not used; ckstore gc frees space"
         notes.append(full if reserve.is_full(layout) else f"the catalog is not used for now: {error.message}")
-    # After the catalog: emptying trash records there which blobs lost their last use.
+    # Empty the trash after updating the catalog, which records the blobs that lost their last use.
     if trash.names_in(layout.trash):
-        from ckstore.ops.free.reclaim import free_unused  # a tenth of the time of opening in a new process
+        from ckstore.ops.free.reclaim import free_unused  # this import takes a tenth of the time of an opening
 
         free_unused(context)
-    # Last: the space that the sweep has freed counts as room.
+    # Fill the reserve last, so that it can use the space that was freed.
     reserve.fill(layout)
     remove_leftovers(layout)
     for note in (*stayed, *said):
@@ -260,10 +265,10 @@ def recover(context: Context) -> list[str]:
 
 
 def _make_store_durable(context: Context) -> None:
-    """Make the name of the store and those in it durable: no checkpoint is more durable (rule F).
+    """Make the name of the store and the names in its root durable, on which all checkpoints depend (rule F).
 
     Raises:
-        OSError: It failed, so this process must not write to the store.
+        OSError: The fsync failed, so this process must not write to the store.
     """
     try:
         files.sync_directory(context.layout.root)
@@ -275,7 +280,7 @@ def _make_store_durable(context: Context) -> None:
 
 @contextmanager
 def _unless_full() -> Iterator[None]:
-    """Continue if there is no room to test anything: gc must work on a full disk, and makes the same calls later."""
+    """Suppress errors of a full disk in the block, because a store on a full disk must be opened for gc."""
     try:
         yield
     except OSError as error:
@@ -284,7 +289,7 @@ def _unless_full() -> Iterator[None]:
 
 
 def try_recover(context: Context) -> list[str]:
-    """As `recover`; if this process cannot write there, return a note instead."""
+    """Recover the store, as `recover`, and return notes for the user. A system error becomes a note."""
     try:
         return recover(context)
     except CkstoreError:
@@ -295,15 +300,14 @@ def try_recover(context: Context) -> list[str]:
 
 def check_new(root: Path, catalog_path: Path | None) -> None:
     """Raise, before anything is created, if a new store at `root` could not have its catalog."""
-    # The root may not exist yet: its filesystem is that of the nearest directory that does.
+    # If the root does not exist yet, its filesystem is that of the nearest existing parent.
     existing = next(folder for folder in (root, *root.parents) if folder.is_dir())
     catalog = catalog_of(examine(existing), root, _NEW, catalog_path)
     try:
         refuse_foreign(catalog)
     except BadInput:
-        if not dirfd_stat.exists(
-            Layout(root).settings
-        ):  # otherwise it belongs to a store that another process has just created there
+        # If the store exists now, another process has just created it, and the catalog belongs to it.
+        if not dirfd_stat.exists(Layout(root).settings):
             raise
 
 
@@ -321,17 +325,17 @@ def open_context(
     settings = read_settings(root)
     place, unread = place_of(root)
     notes = unread + _notes_at_opening(place, readonly=readonly)
-    # access considers read-only mounts and ACLs; the mode bits do not.
+    # `access` considers read-only mounts and ACLs, which the mode bits do not show.
     if not readonly and not os.access(root, os.W_OK):
         readonly = True
         notes += (f"{root} is not writable for this user: opened for reading only",)
     catalog = catalog_of(place, root, settings.uuid, catalog_path)
-    # By the filesystem and the settings, not by a test: locks and leases of other hosts cannot be tested from one host
-    # (docs/adr/0005).
+    # Decide by the filesystem and the settings, since a test on one host cannot show whether it sees the locks and
+    # leases of other hosts (docs/adr/0005).
     view = HostView(why_other_hosts(place, catalog, root, catalog_path), is_assumed=bool(unread))
     if is_private(catalog, root):
         if not readonly:
-            # Not for a reader, which must leave no trace.
+            # A reader must not create anything.
             make_folder(catalog)
         refuse_foreign(catalog)
     context = Context(
@@ -354,10 +358,10 @@ def open_context(
 def _notes_at_opening(place: PlaceFacts, *, readonly: bool) -> tuple[str, ...]:
     """Return one sentence for each fact that weakens a promise or has a cost.
 
-    `place` is the filesystem of the store. With `readonly` its owner does not matter.
+    `place` is the filesystem of the store. With `readonly`, its owner is not checked.
     """
     status = os.stat(place.path)
-    # Numbers and not names: looking up a name may query a directory service, which may not answer.
+    # Use uids and not names: looking up a name may query a directory service, which may not answer.
     facts = OwnerFacts(
         path=place.path,
         mode=stat.S_IMODE(status.st_mode),

@@ -1,7 +1,7 @@
-"""Rebuild the catalog from the directories, which are authoritative (promise P5), and keep the old one aside.
+"""Rebuild the catalog from the directories, which are authoritative (promise P5), and keep the old catalog aside.
 
-The new catalog is filled in batches. Until then it is behind, and readers, savers and gc use the directories for the
-rest. If the process dies at any point, the catalog is missing or behind, which the next opener corrects.
+The new catalog is filled in batches. Until it is complete, readers, savers and gc read the directories of checkpoints
+that it lacks. If the process dies at any point, the catalog is missing or incomplete, which the next opener corrects.
 """
 
 from __future__ import annotations
@@ -38,14 +38,15 @@ def reindex(context: Context, *, relink: bool = False, progress: Progress | None
     """Rebuild the catalog; see `ckstore.Store.reindex`."""
     context.check_writable()
     layout = context.layout
-    links.make_missing(layout.directories)  # a copy of the store may lack empty ones
-    # Before the old catalog is set aside: a full disk with half a catalog is worse than an old one.
+    links.make_missing(layout.directories)  # a copy of a store may lack empty directories
+    # Check this before the old catalog is set aside, since an old catalog is better than half a catalog on a full disk.
     _check_space(context)
     places = sorted(key for key, _ in layout.published())
     shown = _ReindexProgress(context, places, progress, relink=relink)
-    # Before the blobs are counted, so that the report has the resulting link counts.
+    # Relink before the blobs are counted, so that the report has the resulting link counts.
     relinked = _relink(context, shown.blob_bytes) if relink else None
-    # Renamed under the lock of writers: no process writes to it any more, and a person can inspect it.
+    # The old catalog is renamed under the lock of writers, so that no process writes to it any more. A person can
+    # inspect it.
     old = context.catalog.replace(timeout_s=TIMEOUT_S)
     census = StoreInventory(layout)
 
@@ -53,7 +54,7 @@ def reindex(context: Context, *, relink: bool = False, progress: Progress | None
         census.note(key, found)
         shown.manifest_of(key)
 
-    # In batches, so that saves of other processes continue meanwhile.
+    # Checkpoints are entered in batches, so that saves of other processes can continue meanwhile.
     reconcile_all(context, places, note)
     census.look_at_blobs()
     restored_count = census.restore_names()
@@ -61,16 +62,16 @@ def reindex(context: Context, *, relink: bool = False, progress: Progress | None
         context.catalog.add_candidates(part, timeout_s=TIMEOUT_S)
     context.catalog.note_blobs_listed(machine.boot_id(), timeout_s=TIMEOUT_S)
     report = _report(context, census, restored_count, "" if old is None else str(old), relinked)
-    recover(context)  # includes the tags, even without checkpoints
+    recover(context)  # this also enters the tags, even without checkpoints
     return report
 
 
 def _relink(context: Context, report: Callable[[int], None]) -> RelinkReport:
-    """Relink every checkpoint; the old files are moved to trash, and freed if no process has them open.
+    """Relink every checkpoint. The old files are moved to trash, and freed if no process has them open.
 
     Raises:
-        OSError: The system refused. Finished work remains, and the store is as sound as before. The old files remain in
-            ``staging/`` until the next sweep, since their replacements may not be durable.
+        OSError: The system refused an operation. Finished work remains, and the store is as sound as before. The old
+            files remain in ``staging/`` until the next sweep, since their replacements may not be durable.
     """
     staging = Staging.create(context.layout, trash.RELINKING, None)
     try:
@@ -78,24 +79,24 @@ def _relink(context: Context, report: Callable[[int], None]) -> RelinkReport:
         places = sorted(key for key, _ in context.layout.published())
         for key in places:
             relinker.checkpoint(key)
-        if relinker.found_damage:  # a right file may have been found after a checkpoint that lacks one
+        if relinker.found_damage:  # in a second pass, use right files that were found after a damaged one
             for key in places:
                 relinker.checkpoint(key)
     except BaseException:
         staging.lock.release()
         raise
-    # Only after success: after an error the old files may be the only durable ones.
+    # Discard the old files only after success: after an error, they may be the only durable ones.
     reclaim.discard(context, staging)
     done = relinker.done
     return RelinkReport(done.checked_bytes, done.relinked_count, done.spare_bytes, tuple(sorted(done.damaged)))
 
 
 def _check_space(context: Context) -> None:
-    """Refuse if there is no room for a second catalog: without a catalog, gc cannot free space on a full disk."""
+    """Refuse if there is no room for a second catalog, since gc cannot free space on a full disk without a catalog."""
     path = context.catalog.path
     try:
         wanted_bytes = os.stat(path, follow_symlinks=False).st_size + _MARGIN_BYTES
-    except FileNotFoundError:  # then there is nothing to lose
+    except FileNotFoundError:  # there is no old catalog that could be lost
         return
     free_bytes = dirfd_stat.free_space(path.parent).free_bytes
     if wanted_bytes > free_bytes:
@@ -119,7 +120,7 @@ class _ReindexProgress:
             return
         self._sizes = {place: _size(context.layout.checkpoint(place) / MANIFEST) for place in places}
         self._all_bytes = sum(self._sizes.values())
-        if relink:  # an upper bound: blobs that are linked correctly are not read
+        if relink:  # the sum is an upper bound, since blobs that are linked correctly are not read
             self._all_bytes += sum(_size(path) for path in canonical_blobs(context.layout))
 
     def blob_bytes(self, done_bytes: int) -> None:
