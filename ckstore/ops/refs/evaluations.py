@@ -1,7 +1,8 @@
-"""Evaluations: which checkpoint lacks a metric, which process evaluates it, and how long it is kept for that.
+"""Evaluations of checkpoints that lack a metric.
 
-An evaluation is a record that its process has locked (`ckstore.objects.documents.evaluations`). It ends when the
-checkpoint gets the metric, when the evaluator requests the next checkpoint, or when its process ends.
+During an evaluation, its process holds the lock of a record (`ckstore.objects.documents.evaluations`), so that no other
+process evaluates the same checkpoint, and no rule drops it. An evaluation ends when the checkpoint gets the metric,
+when the evaluator requests the next checkpoint, or when its process ends.
 """
 
 from __future__ import annotations
@@ -27,10 +28,11 @@ from ckstore.ops.refs.find import find
 from ckstore.ops.refs.protection import held
 
 ATTEMPTS = 3
-"""How often a checkpoint is evaluated again if its evaluator died, perhaps for another reason such as its memory."""
+"""The default number of attempts to evaluate a checkpoint. Another attempt is useful if an evaluator lacked memory."""
 
 
-# Each refusal waits up to ten seconds for the lock of the run: a process that holds it for minutes has stopped.
+# The maximum number of refusals in a row. Each waits up to ten seconds for the lock of the run. A process that holds
+# this lock for minutes has stopped.
 _REFUSED_MOST = 30
 
 
@@ -47,10 +49,11 @@ class Evaluator:
         self._attempts = attempts
         self._refused_count = 0  # how often in a row a checkpoint could not be locked
         self._waiting: dict[str, CheckpointInfo] = {}
-        self._unreadable: set[str] = set()  # ids for which unreadable annotations were reported
+        self._unreadable: set[str] = set()  # ids of checkpoints whose unreadable annotations were reported
         self._given_up: list[str] = []  # checkpoints that used up their attempts and were not reported yet
         self._journal = (0, 0)  # the stamp of the journal when it was last read
-        # Ids whose drop is not reported: it was, they were dropped before this follower began, or are out of its range.
+        # Ids of checkpoints whose drop must not be reported: it was reported, it happened before this follower began,
+        # or the checkpoint is out of range.
         self._settled = {event.id for event in self._drops("")}
         # The records of the checkpoint that is being evaluated, one for each metric that it lacks.
         self._own: list[tuple[RecordName, locks.DirectoryLock]] = []
@@ -71,7 +74,7 @@ class Evaluator:
                 continue
             self._settled.add(event.id)
             lacks = event.metrics is not None and not {*self._lacking} <= {*event.metrics}
-            # A checkpoint that was replaced, renamed or restored can still be evaluated.
+            # Do not report a checkpoint that was replaced, renamed or restored, since it can still be evaluated.
             if lacks and not event.why.startswith(RENAMED) and not self._context.layout.of_step(run, event.step):
                 named.append(event.name)
         if named:
@@ -81,7 +84,10 @@ class Evaluator:
             )
 
     def _drops(self, run: str) -> list[Event]:
-        """Return the drops in the journal, if it has changed since the last call; if `run` is empty, of all runs."""
+        """Return the drops in the journal of a run, or of all runs if `run` is empty.
+
+        If the journal has not changed since the last call, return nothing.
+        """
         stamp = events.journal_stamp(self._context.layout)
         if stamp == self._journal:
             return []
@@ -111,14 +117,14 @@ class Evaluator:
             try:
                 again = self._look_again(info)
             except InUse:
-                # Another process has the lock of the run, or had it where locks do not reach all hosts: try again with
-                # the next look.
+                # Another process has the lock of the run, or had it on a filesystem where locks do not reach all hosts.
+                # The follower tries again later.
                 self.end(tried=False)
                 self._refused_count += 1
                 if self._refused_count > _REFUSED_MOST:
                     raise
                 return None
-            except BaseException:  # it was not returned, and must not count as tried
+            except BaseException:  # the checkpoint was not returned, so this must not count as an attempt
                 self.end(tried=False)
                 raise
             self._refused_count = 0
@@ -130,10 +136,11 @@ class Evaluator:
         return None
 
     def _look_again(self, info: CheckpointInfo) -> CheckpointInfo | None:
-        """Return the checkpoint after its record was made; None if it need not be evaluated."""
-        # Another evaluator may have finished it before the record was made.
+        """Return the current facts about a checkpoint with a new record, or None if it need not be evaluated."""
+        # Another evaluator may have finished the evaluation before the record was made.
         try:
-            # Locked: wait for a process that checked for evaluations before the record existed and is dropping it.
+            # Lock the checkpoint, to wait for a process that found no evaluation before the record existed, and that is
+            # dropping the checkpoint now.
             with held(self._context, info, is_durable=True):
                 return self._now(info)
         except NoSuchRef:
@@ -143,11 +150,11 @@ class Evaluator:
         """Return the current facts about a checkpoint; None if it need not be evaluated."""
         try:
             info = find(self._context, waiting)
-        except NoSuchRef:  # dropped
+        except NoSuchRef:  # it was dropped
             self._waiting.pop(waiting.id, None)
             return None
         if problem := self._context.notices.problems.get(annotation_problem(info)):
-            # It may have the metric, and a metric could not be added.
+            # The unreadable annotations may have the metric, and no metric can be added to them.
             if info.id not in self._unreadable:
                 self._unreadable.add(info.id)
                 warn(f"{problem}. It is not offered for evaluation until that is repaired")
@@ -164,7 +171,7 @@ class Evaluator:
             last = before[-1] if before else None
             number = 1 if last is None else last.number + 1
             running = None if last is None else evaluations.running(self._context.layout, last)
-            # The lock of an evaluator on another host may not be visible, so the record counts for its time.
+            # The lock of an evaluator on another host may not be visible, so its record counts for the patience time.
             is_over = running is None or not (running.is_locked or _age_s(running) < patience_s(self._context))
             may_try = self._attempts is None or number <= self._attempts
             if is_over and not may_try:
@@ -177,7 +184,7 @@ class Evaluator:
                 self.end(tried=False)
                 return False
             self._own.append((RecordName(info.id, metric_key(metric), number), lock))
-            # The last record is kept: it has the count, if this evaluation is cancelled.
+            # Keep the last record, which has the count in case this evaluation is cancelled.
             evaluations.remove(self._context.layout, before[:-1])
         return True
 
@@ -190,9 +197,9 @@ class Evaluator:
             )
 
     def end(self, *, tried: bool) -> None:
-        """End the evaluation of the last selected checkpoint, so that others may evaluate it if it lacks the metric.
+        """End the evaluation of the last selected checkpoint. If it lacks the metric, others may evaluate it.
 
-        `tried` says whether it counts as a failed evaluation in that case.
+        `tried` is whether this counts as a failed evaluation in that case.
         """
         finish = evaluations.end if tried else evaluations.give_back
         while self._own:
@@ -200,13 +207,12 @@ class Evaluator:
 
 
 def patience_s(context: Context) -> float:
-    """Return how long an evaluation keeps its checkpoint."""
+    """Return for how many seconds an evaluation keeps its checkpoint from being dropped."""
     return setting_of(context.layout, EVALUATION_PATIENCE_S)
 
 
 def _age_s(running: Running) -> float:
-    # By the clock of this host: patience is hours, and clocks of hosts differ by seconds. A time in the future counts
-    # as now.
+    # Use the clock of this host, since the clocks of hosts differ only by seconds. A time in the future counts as now.
     return max(0.0, time.time() - running.since)
 
 
@@ -218,7 +224,10 @@ class EvaluatedCheckpoints(NamedTuple):
 
 
 def kept_for_evaluation(context: Context, id: str | None = None) -> EvaluatedCheckpoints:
-    """Return the checkpoints that evaluations keep, and those whose evaluation takes too long; only `id` if given."""
+    """Return the checkpoints that evaluations keep, and those whose evaluation takes too long.
+
+    If `id` is given, only this checkpoint is considered.
+    """
     names = [name for name in evaluations.records(context.layout) if id in (None, name.id)]
     going_on = [running for name in names if (running := evaluations.running(context.layout, name)) is not None]
     if not going_on:
@@ -240,7 +249,7 @@ def check_not_evaluated(context: Context, info: CheckpointInfo) -> None:
     """Raise if a process is evaluating a checkpoint.
 
     Raises:
-        InUse: A process is evaluating it, as for a reader.
+        InUse: A process is evaluating it.
     """
     who = kept_for_evaluation(context, info.id).waited_for.get(info.id, "")
     if who:

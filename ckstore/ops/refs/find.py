@@ -26,7 +26,7 @@ from ckstore.ops.refs.protection import damaged_tag, doubtful_tags
 
 T = TypeVar("T")
 AnyRef = str | SupportsIndex | CheckpointInfo
-# A try fails only if the checkpoint is replaced or dropped between two calls.
+# The number of tries to open a checkpoint. A try fails only if the checkpoint is replaced or dropped at the same time.
 _OPEN_TRIES = 5
 
 
@@ -48,13 +48,13 @@ def find(context: Context, ref: AnyRef) -> CheckpointInfo:
         return _best(context, parsed)
     if parsed.kind == "latest" and (latest := newest(context, parsed.run)) is not None:
         return latest
-    # From refs/ and not from the catalog, which may not have a new tag yet.
+    # Read the tags from refs/ and not from the catalog, which may not have a new tag yet.
     tags = context.layout.tags()
     keys = _keys_of(context, parsed, tags)
     present = infos(context, at=stamps(context, keys), superseded=True)
     if parsed.kind == "step" or not present:
         incomplete = {*keys} - {info.key for info in present}
-        # Each of them is tried, not only the first that can be repaired.
+        # Use a list and not a generator, so that all of them are repaired and not only the first.
         if context.rescuer is not None and [key for key in sorted(incomplete) if context.rescuer.checkpoint(key)]:
             present = infos(context, at=stamps(context, keys), superseded=True)
         _refuse_damaged(context, keys, present)
@@ -66,19 +66,19 @@ def find(context: Context, ref: AnyRef) -> CheckpointInfo:
         return among_all(context, parsed)
     except NoSuchRef as error:
         missed = error
-    # Outside the `except`, since an error keeps a reference to the one that was being handled.
+    # Raise outside the `except` block, so that the new error does not refer to the old one.
     raise missed if keys or parsed.kind not in ("step", "tag") else _missed(context, parsed, missed)
 
 
 def among_all(context: Context, ref: Ref) -> CheckpointInfo:
-    """Return the checkpoint that `ref` names, among all in the store."""
+    """Return the checkpoint that `ref` names, searching all checkpoints of the store."""
     listed = infos(context, superseded=True)
     incomplete = {key for key, _ in context.layout.published()} - {info.key for info in listed}
     return resolve(ref, listed, context.layout.tags(), incomplete)
 
 
 def _marked(context: Context, info: CheckpointInfo) -> CheckpointInfo:
-    """Return a checkpoint, given by its id, with a mark if a newer one of its step supersedes it."""
+    """Return a checkpoint, marked as superseded if its step has a newer checkpoint."""
     of_step = context.layout.of_step(info.run, info.step)
     if len(of_step) < 2:
         return info
@@ -88,7 +88,7 @@ def _marked(context: Context, info: CheckpointInfo) -> CheckpointInfo:
 
 
 def _missed(context: Context, ref: Ref, error: NoSuchRef) -> NoSuchRef:
-    """Return the error for a missing step or tag, with the way to restore it if it was dropped."""
+    """Return the error for a missing step or tag, with advice on how to restore it if it was dropped."""
     if ref.kind == "tag":
         target = context.layout.tags().get(ref.value)
         run_step = None if target is None else target.run_step
@@ -115,8 +115,8 @@ def text_of(ref: str | SupportsIndex) -> str:
 
 
 def _refuse_damaged(context: Context, keys: Sequence[CheckpointKey], present: Sequence[CheckpointInfo]) -> None:
-    """Raise if a directory has a manifest, holds no complete checkpoint, and none of `present` is newer."""
-    # If the newest checkpoint of a step is damaged, an older one must not be returned instead.
+    """Raise if the newest checkpoint among `keys` is incomplete or damaged; `present` are the complete ones."""
+    # An older checkpoint of the step must not be returned instead of a damaged newer one.
     from ckstore.objects.checkpoints import look
 
     for key in sorted({*keys} - {info.key for info in present}):
@@ -128,26 +128,27 @@ def _refuse_damaged(context: Context, keys: Sequence[CheckpointKey], present: Se
         if found.published is not None or found.is_closed or found.is_another or not found.problem:
             continue
         try:
-            # Another form of the same checkpoint may be complete.
+            # Compare without the generation, since another generation of the same checkpoint may be complete.
             is_older = bool(present) and facts_at(context, key).order[:3] <= present[-1].order[:3]
         except (FileNotFoundError, NotADirectoryError, DamagedBlob):
-            is_older = bool(present)  # without a manifest it is not known to be newer
+            is_older = bool(present)  # without a readable manifest, the directory does not count as newer
         if not is_older:
             hint = "ckstore verify lists complete checkpoints; latest-valid is the newest checkpoint that verifies"
             raise DamagedBlob(found.problem, hint=hint)
 
 
 def _keys_of(context: Context, ref: Ref, tags: Mapping[str, CheckpointKey]) -> list[CheckpointKey]:
-    """Return the directories that a tag, a step or a full id can name; nothing for other refs, which `resolve` handles.
+    """Return the directories that a tag, a step or a full id can name.
 
-    For a tag these are the generations of one checkpoint, and for a step all checkpoints of it.
+    For a tag, these are the generations of one checkpoint; for a step, all checkpoints of the step. For other refs,
+    which `resolve` handles, the result is empty.
     """
     if ref.kind == "tag":
         target = tags.get(ref.value)
         if target is None or ref.run not in (None, target.run):
             return []
         of_step = context.layout.of_step(*target.run_step)
-        # A tag of a draft names only the step; it is rewritten when the store is converted.
+        # A tag of a draft format names only the step, until the store is converted.
         return [key for key in of_step if key.any_generation == target] or (of_step if target.is_draft else [])
     if ref.kind == "id":
         return _keys_of_whole_id(context, ref)
@@ -161,7 +162,7 @@ def _run_of_step(context: Context, ref: Ref) -> str:
 
 
 def _keys_of_whole_id(context: Context, ref: Ref) -> list[CheckpointKey]:
-    """Return the directories that the catalog has for a full id, if their manifests confirm it."""
+    """Return the directories that the catalog has for a full id, after checking their manifests."""
     from ckstore.objects.checkpoints import id_at
 
     if not is_digest(ref.value):
@@ -183,7 +184,7 @@ def _same(context: Context, wanted: CheckpointInfo) -> CheckpointInfo:
     if (form := next((info for info in reversed(forms) if info.id == wanted.id), None)) is not None:
         return _marked(context, form)
     key: CheckpointKey | None = wanted.key
-    if id_at(context.layout.checkpoint(wanted.key)) != wanted.id:  # dropped, or compacted since
+    if id_at(context.layout.checkpoint(wanted.key)) != wanted.id:  # it was dropped or compacted
         key = key_with_id(context.layout, wanted.run, wanted.step, wanted.id)
     if key is None:
         msg = f"checkpoint {wanted.name} with id {wanted.id} is no longer in the store"
@@ -195,7 +196,7 @@ def _same(context: Context, wanted: CheckpointInfo) -> CheckpointInfo:
 
 
 def torn_at(context: Context, ref: AnyRef) -> list[CheckpointKey]:
-    """Return the directories at the step in `ref` that hold no complete checkpoint; none for other refs."""
+    """Return the directories at the step in `ref` that hold no complete checkpoint, or nothing for other refs."""
     from ckstore.objects.checkpoints import look
 
     if isinstance(ref, CheckpointInfo) or (parsed := parse_ref(text_of(ref))).kind != "step":
@@ -214,27 +215,28 @@ def open_directory(context: Context, ref: AnyRef) -> CheckpointDirectory:
         info = find(context, ref)
         try:
             directory = open_checked(context, context.layout.checkpoint(info.key))
-        except FileNotFoundError:  # dropped between finding and locking: try again
+        except FileNotFoundError:  # the checkpoint was dropped before it was locked
             continue
         except InUse:
-            # A compaction locks the former generation while it encodes others against it: open the latest one.
+            # A compaction keeps the former generation locked while it encodes others against it. The next try opens the
+            # latest generation.
             if find(context, ref).key == info.key:
                 raise
             continue
-        # Compared under the lock: from here on it cannot be dropped.
+        # Compare the id under the lock, which prevents that the checkpoint is dropped.
         if directory.manifest_id == info.id:
             return directory
-        directory.close()  # its row is wrong
-        with suppress(FileNotFoundError, NotADirectoryError, DamagedBlob):  # the next try reports it
+        directory.close()  # the row of the catalog is wrong, and is repaired
+        with suppress(FileNotFoundError, NotADirectoryError, DamagedBlob):  # the next try reports the error
             from_manifests(context, info)
     raise NoSuchRef(f"{ref} was replaced or removed {_OPEN_TRIES} times while it was being opened")
 
 
 def open_listed(context: Context, info: CheckpointInfo) -> CheckpointDirectory:
-    """As `open_directory`, for one of many checkpoints that were just listed, without listing its run again."""
+    """Open a checkpoint that was just listed for reading, as `open_directory`, but without listing its run again."""
     from ckstore.ops.check.validity import open_checked
 
-    # It may have been compacted or damaged since: then `open_directory` finds its new directory, waits, or raises.
+    # If it was compacted, locked or damaged since, `open_directory` finds its new directory, waits, or raises.
     with suppress(FileNotFoundError, NotADirectoryError, DamagedBlob, InUse):
         directory = open_checked(context, context.layout.checkpoint(info.key), timeout_s=0)
         if directory.manifest_id == info.id:
@@ -244,7 +246,7 @@ def open_listed(context: Context, info: CheckpointInfo) -> CheckpointDirectory:
 
 
 def latest(context: Context, run: str | None, *, valid: bool) -> CheckpointInfo | None:
-    """Return the newest checkpoint of a run, or with `valid`, the newest complete one; None without checkpoints.
+    """Return the newest checkpoint of a run, or with `valid` the newest valid one. Without checkpoints, return None.
 
     Raises:
         NoWholeCheckpoint: Directories of checkpoints exist, but no complete checkpoint.
@@ -275,7 +277,7 @@ def _best(context: Context, ref: Ref) -> CheckpointInfo:
             listed[found.name] = from_manifests(context, found)
         except DamagedBlob:  # loading it reports the damage
             return found
-        except (FileNotFoundError, NotADirectoryError):  # dropped since it was listed
+        except (FileNotFoundError, NotADirectoryError):  # it was dropped after it was listed
             del listed[found.name]
 
 
@@ -295,8 +297,8 @@ def read_checkpoint(
 ) -> T:
     """Return the result of `read` for the open checkpoint that `ref` names.
 
-    For ``latest-valid`` this is the newest valid one, and `read` may be called with several in turn. `verify` says
-    whether `read` checks every byte that it reads.
+    For ``latest-valid``, `read` may be called for several checkpoints in turn, until one is valid. `verify` is whether
+    `read` checks every byte that it reads.
     """
     if not is_latest_valid(ref):
         with open_directory(context, ref) as directory:
@@ -309,7 +311,10 @@ def read_checkpoint(
 def read_checkpoint_into(
     context: Context, ref: AnyRef, read: Callable[[CheckpointDirectory], T], *, strict: bool, verify: bool
 ) -> T:
-    """As `read_checkpoint`, for a `read` that fills a target; with `strict` it fills the whole target."""
+    """Return the result of a `read` that fills a target, as `read_checkpoint`.
+
+    `strict` is whether `read` fills the whole target.
+    """
     if not is_latest_valid(ref):
         return read_checkpoint(context, ref, read)
     from ckstore.ops.refs.latest_valid import fill_from_newest_valid

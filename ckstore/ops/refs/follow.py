@@ -1,7 +1,7 @@
 """Follow a run: yield each checkpoint as it becomes durable.
 
-The directory of the run is authoritative. inotify only says when to check it, and which names. Without inotify, and if
-other hosts save, the directory is checked once a second.
+The directory of the run is authoritative. inotify only reports when it must be checked, and for which names. Without
+inotify, or if other hosts may save, the directory is checked once a second.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from ckstore.ops.refs.evaluations import ATTEMPTS, Evaluator
 from ckstore.ops.refs.find import AnyRef, find
 from ckstore.ops.refs.listing import in_one_run, infos, run_meant
 
-# Saves of other hosts make no event of inotify, and close() by another thread must be noticed.
+# The interval of checks, since saves of other hosts cause no inotify event, and another thread may call `close`.
 _LOOK_S = 1.0
-_ALL_S = 30.0  # with inotify the whole directory is still checked this often
+_ALL_S = 30.0  # with inotify, the interval at which the whole directory is checked
 
 
 class Follower:
-    """Yields the checkpoints of a run, the oldest first, and then each new one; an iterator and a context manager.
+    """An iterator and context manager that yields the checkpoints of a run, the oldest first, and then each new one.
 
     Attributes:
         run: The run.
@@ -52,7 +52,7 @@ class Follower:
     ) -> None:
         self.run = run
         self._bring = bring
-        self._evaluator = evaluator  # selects among those that lack a metric; None to yield every checkpoint
+        self._evaluator = evaluator  # selects checkpoints that lack a metric; None to yield every checkpoint
         self._context = context
         self._after = after
         self._timeout_s = timeout_s
@@ -107,7 +107,7 @@ class Follower:
         return None
 
     def close(self) -> None:
-        """Stop following; a thread that waits for the next checkpoint ends within a second.
+        """Stop following. If a thread is waiting for the next checkpoint, its wait ends within a second.
 
         If the last yielded checkpoint still lacks its metric, another evaluator can try it. It does not count as a
         failed evaluation.
@@ -116,11 +116,12 @@ class Follower:
 
     def _close(self, *, tried: bool) -> None:
         self._closed = True
-        if self._in_use.acquire(blocking=False):  # otherwise a thread waits with the descriptor, and closes it
+        # If another thread is waiting, it closes the descriptor itself.
+        if self._in_use.acquire(blocking=False):
             try:
                 self._stop_watching()
                 if self._evaluator is not None:
-                    with suppress(OSError):  # its lock is released anyway, which suffices on this host
+                    with suppress(OSError):  # the lock of the record is released even after an error
                         self._evaluator.end(tried=tried)
             finally:
                 self._in_use.release()
@@ -134,25 +135,25 @@ class Follower:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        # Ctrl-C and an exit do not mean that the evaluation of the checkpoint failed.
+        # After Ctrl-C or an exit, the evaluation does not count as failed.
         self._close(tried=kind is not None and issubclass(kind, Exception))
 
     def __del__(self) -> None:
-        self._close(tried=True)  # left by an error, or by `break`
+        self._close(tried=True)  # the loop was left by an error or by `break`
 
     def _act_places(self) -> tuple[object, ...]:
         return self._context.act_places()
 
     @api_call
     def _look(self, names: set[str] | None) -> None:
-        """Find new checkpoints among the given names, or among all if None.
+        """Find new checkpoints among the given names, or among all names if None.
 
-        Their parents are fsynced first, since the saver may not have done that yet (rule F).
+        Before new checkpoints are yielded, their parents are fsynced, since the saver may not have done that (rule F).
         """
         self._bring()
         if self._watch is None and self._context.view.sees_changes:
             with suppress(FileNotFoundError, NotADirectoryError):  # the run does not exist yet
-                # Watch before listing: a name that appears between the two causes an event.
+                # Start watching before listing, so that a name that appears in between causes an event.
                 self._watch = Watch.of(self._context.layout.checkpoints / self.run)
             names = None
         stamps = self._stamps(names)
@@ -167,10 +168,10 @@ class Follower:
             with suppress(PermissionError):  # this user may only read the checkpoints
                 files.sync_directory(parent)
         found = infos(self._context, at=fresh, superseded=True)
-        # A directory without a complete checkpoint, as during a restore, is checked again each time.
+        # Directories without a complete checkpoint are checked again each time. A restore may be completing one.
         self._torn = {key.directory for key in fresh.keys() - {info.key for info in found}}
         self._given |= {info.key: fresh[info.key] for info in found}
-        # By id: a compaction creates another directory of the same checkpoint.
+        # Compare by id, since a compaction creates another directory of the same checkpoint.
         new = [info for info in {info.id: info for info in found}.values() if info.id not in self._ids]
         new = [info for info in new if not info.superseded]
         self._ids |= {info.id for info in new}
@@ -185,7 +186,7 @@ class Follower:
         layout = self._context.layout
         while self._ready:
             info = self._ready.popleft()
-            # A compaction has moved it to another directory. To find that, the whole run is listed.
+            # If the directory is missing, a compaction may have created another one, for which the run must be listed.
             if layout.inode(info.key) is not None or key_with_id(layout, info.run, info.step, info.id) is not None:
                 return info
         return None
@@ -221,7 +222,8 @@ class Follower:
             time.sleep(timeout_s)
             return None
         names = self._watch.wait(timeout_s)
-        if names is None:  # too many events, or the directory was removed: watch the current one
+        # After too many events, or if the directory was removed, watch the current directory anew.
+        if names is None:
             self._stop_watching()
             return None
         return None if time.monotonic() - self._all_at_s > _ALL_S else names
@@ -251,6 +253,6 @@ def follow(
     if run is None:
         run = in_one_run(context, Ref(None, "latest", "latest")).run or next(iter(context.layout.runs()), DEFAULT_RUN)
     check_run(run)
-    of_run = replace(context, run=run)  # a ref without a run means a checkpoint of the followed run
+    of_run = replace(context, run=run)  # in `after`, a ref without a run means a checkpoint of the followed run
     start = after if after is None or isinstance(after, CheckpointInfo) else find(of_run, after)
     return Follower(context, run, start, timeout_s, bring=bring, evaluator=evaluator)

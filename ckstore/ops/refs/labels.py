@@ -1,6 +1,7 @@
 """Labels that are added to a checkpoint after it was saved: tags, pins, metrics and notes.
 
-Tags are relative symlinks in ``refs/`` (docs/format/v1.md, "Tags"). A pin protects from retention and `delete`.
+Tags are relative symlinks in ``refs/`` (docs/format/v1.md, "Tags"). Tags and pins protect a checkpoint from retention
+and `delete`.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from ckstore.ops.notices import warn
 from ckstore.ops.refs.find import AnyRef, find
 from ckstore.ops.refs.protection import doubtful_tags, gone, held, way_out
 
-# The tag is durable already; the next opening can update its row.
+# The tag is already durable. If the catalog cannot be updated within this time, the next opening updates it.
 _CATALOG_TIMEOUT_S = 5.0
 
 
@@ -48,10 +49,8 @@ def _point(layout: Layout, tag: str, key: CheckpointKey) -> None:
 
 
 def move_tag(layout: Layout, tag: str, text: str | None, key: CheckpointKey) -> bool:
-    """Point `tag` to a checkpoint durably if its symlink still has this text, and return whether it had.
-
-    Without the lock, a tag that another process just moved or removed could be reverted.
-    """
+    """Point `tag` to a checkpoint durably if its symlink still has the content `text`; return whether it had."""
+    # Without the lock, the change of another process that has just moved or removed the tag could be reverted.
     with store_locks.lock_tags(layout, exclusive=True) as lock:
         if layout.tag_texts([tag]).get(tag) != text:
             return False
@@ -62,15 +61,14 @@ def move_tag(layout: Layout, tag: str, text: str | None, key: CheckpointKey) -> 
 
 
 def _replace(layout: Layout, tag: str, key: CheckpointKey) -> None:
-    # The caller holds a shared lock on the directory of the checkpoint, so that no process drops it meanwhile.
+    # The caller holds a shared lock on the directory of the checkpoint, so that no process drops it.
     fresh = layout.refs / f".{tag}.{uuid.uuid4().hex[:12]}"
     try:
         links.symlink(tag_text(key), fresh)
-        # Renamed over the old tag, so that the tag always names a checkpoint. Otherwise its checkpoint would be
-        # unprotected for a moment.
+        # Rename the new symlink over the old one, so that the tag always exists and protects a checkpoint.
         links.rename(fresh, layout.refs / tag)
     except BaseException:  # including exceptions of a signal handler
-        with contextlib.suppress(OSError):  # the first error is the one to report
+        with contextlib.suppress(OSError):  # this must not hide the first error
             links.unlink(fresh)
         raise
 
@@ -159,14 +157,15 @@ def pin(context: Context, ref: AnyRef, reason: object, expires: str | float | ti
         created=text_of_time(now),
         expires=None if until is None else text_of_time(until),
     )
-    # Locked, and made durable first (law L2, rule F): a pin must not name a checkpoint that a power cut removes.
+    # `held` locks the checkpoint and makes it durable before the pin is written (law L2, rule F), so that a power cut
+    # cannot leave a pin without its checkpoint.
     with held(context, info):
         write_pin(context.layout, made)
     return made
 
 
 def unpin(context: Context, target: AnyRef | Pin) -> list[str]:
-    """Remove the pin of that name, or all pins of the checkpoint that `target` names; return their names."""
+    """Remove the pin that `target` names, or all pins of the checkpoint that it names; return the names of the pins."""
     context.check_writable()
     if isinstance(target, Pin):
         target = target.name
@@ -199,7 +198,7 @@ def annotate(context: Context, ref: AnyRef, metrics: Mapping[str, Any] | None, n
     info = find(context, ref)
     more = to_add(metrics, note, text_of_time(datetime.now(UTC)))
     with held(context, info) as lock:
-        info = replace(info, directory=lock.inside.name)  # a compaction may have dropped the generation found above
+        info = replace(info, directory=lock.inside.name)  # `held` may have locked a later generation
         try:
             add_annotations(context.layout, lock, more)
         except CkstoreError as error:
@@ -208,6 +207,6 @@ def annotate(context: Context, ref: AnyRef, metrics: Mapping[str, Any] | None, n
             raise
         if not lock.names(context.layout.checkpoint(info.key)):  # it was dropped with its annotations
             raise gone(info)
-    # After the metrics are durable: an evaluator that finds no record reads the metrics next.
+    # Remove the record after the metrics are durable: an evaluator that finds no record then reads the metrics.
     remove_of(context.layout, info.id, more.metrics)
     return annotated(context, info)

@@ -1,10 +1,10 @@
-"""List checkpoints, and find the newest one, `latest`, and its run if none is named.
+"""List checkpoints, and find the newest one (`latest`) and the run that a ref without a run means.
 
 The directories are authoritative; the catalog only avoids reading manifests. A wrong row of the catalog must not make
-another checkpoint the newest, and `latest` without a run never means a checkpoint of another training.
+another checkpoint the newest, and `latest` without a run must never mean a checkpoint of another training.
 
-A directory in ``checkpoints/RUN/`` that is named like a checkpoint but is incomplete is reported if it may be newer.
-Leftovers of a dead save in ``staging/`` never were checkpoints.
+If a directory in ``checkpoints/RUN/`` is named like a checkpoint but is incomplete, it is reported if it may be newer
+than the newest complete one. Leftovers of dead saves in ``staging/`` are not reported.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ckstore.objects.layout import Layout, OpenRuns
 
 
-# A try fails only if a checkpoint is replaced or dropped between two calls.
+# The number of times that checkpoints are listed again. This is needed only if one is replaced or dropped at that time.
 _LIST_TRIES = 5
 Order = tuple[int, str, str, int]
 _PROBLEMS_SHOWN = 5
@@ -51,16 +51,16 @@ def infos(
 ) -> list[CheckpointInfo]:
     """Return all complete checkpoints of one run, or of all runs, in the order of their commits, oldest first.
 
-    For a directory whose stamp is unchanged, the catalog's row is used. Other manifests are read.
+    If the stamp of a directory is unchanged, the row of the catalog is used. Other manifests are read.
 
     Args:
         context: The store.
         run: The run. If None, all runs.
         newest: Return only this many of the newest, and do not check the others.
-        only: Return only those for whose step it is True, and do not check the others.
-        at: Return only those in these directories, whose stamps are given. Directories are not listed.
-        superseded: Include checkpoints that another one of their step supersedes, marked as such.
-        torn: Gets the checked directories without a complete checkpoint.
+        only: Return only checkpoints for whose step this function is True, and do not check the others.
+        at: Return only checkpoints in these directories, whose stamps are given. Directories are not listed.
+        superseded: Whether to include superseded checkpoints, which are marked as such.
+        torn: A set to which the checked directories without a complete checkpoint are added.
         tries: How often to list again if checkpoints disappear.
     """
     if run is not None:
@@ -80,7 +80,7 @@ def infos(
     if torn is not None:
         torn |= missed
     if any(context.layout.inode(key) is None for key in lacking):
-        # A checkpoint that disappeared may have been replaced or compacted by one that was not listed yet.
+        # If a checkpoint disappeared, its replacement or next generation may have appeared after the listing.
         again = infos(context, run, only=only, superseded=superseded, torn=torn, tries=tries - 1)
         return again[-newest if newest else 0 :]
     listed = with_superseded(found)
@@ -90,18 +90,18 @@ def infos(
     else:
         listed = [info for info in listed if not info.superseded]
     if newest is not None and (
-        len(listed) < min(newest, len(published))  # some disappeared, or are torn or superseded
-        or any(info.out_of_order for info in listed)  # other checkpoints are newer
+        len(listed) < min(newest, len(published))  # some disappeared, are incomplete or are superseded
+        or any(info.out_of_order for info in listed)  # then other checkpoints are newer
     ):
         return infos(context, run, only=only, superseded=superseded, torn=torn)[-newest:]
     return listed
 
 
 def with_superseded(found: list[CheckpointInfo]) -> list[CheckpointInfo]:
-    """Mark the checkpoints, given in order, that a later one of their step, or a better form, supersedes."""
+    """Return these checkpoints, given in order, with a mark on those that another one of their step supersedes."""
     if len({(info.run, info.step) for info in found}) == len(found):
         return found
-    # Of several forms of one checkpoint, the latest that is not known to be damaged comes last.
+    # Among the generations of one checkpoint, the latest one that is not known to be damaged is the current one.
     found = sorted(found, key=lambda info: (*info.order[:3], not info.damaged, info.key.generation))
     last = {(info.run, info.step): info for info in found}
     return [info if last[info.run, info.step] is info else replace(info, superseded=True) for info in found]
@@ -117,10 +117,14 @@ def infos_at(
     seek: bool = False,
     torn: set[CheckpointKey] | None = None,
 ) -> list[CheckpointInfo]:
-    """As `infos`, for listed directories; fewer than `newest` if some disappeared. `seek` if they are few."""
+    """Return the complete checkpoints in listed directories, as `infos`.
+
+    The result may have fewer than `newest` checkpoints if some disappeared. With `seek`, the catalog is queried for
+    each directory, which is fast for few.
+    """
     rows, to_read = _from_catalog(context, published, run, None if seek else newest, seek=seek)
     asked = to_read
-    if newest is not None:  # those without a manifest, or removed since, are not among the newest
+    if newest is not None:  # directories that were removed or have no manifest are not among the newest
         to_read = {place for place in to_read if published[place] is not None}
         rows = [info for info in rows if runs.stamp(info.key) is not None]
     read = [info for place in sorted(to_read) if (info := read_info(context, place)) is not None]
@@ -159,9 +163,9 @@ def _from_catalog(
         return [], set(published)
     if wrong_count:
         write_again(context, unknown, damaged_count=wrong_count)
-    # A row with another hash was written before a change of store.json.
+    # If the id in a row has another hash, the row was written before store.json was changed.
     strangers = {info.key for info in rows if not info.id.startswith(f"{context.layout.hash_prefix}-")}
-    if strangers and newest is not None:  # older ones are needed in their place
+    if strangers and newest is not None:  # query all rows, since older checkpoints are needed instead
         return _from_catalog(context, published, run, None, seek=seek)
     if strangers:
         rows = [info for info in rows if info.key not in strangers]
@@ -169,7 +173,7 @@ def _from_catalog(
 
 
 def in_order(context: Context, found: list[CheckpointInfo]) -> list[CheckpointInfo]:
-    """Return checkpoints in the order of commits; those with an invalid sequence number come first."""
+    """Return checkpoints in the order of commits, beginning with those that have an invalid sequence number."""
     if any(info.sequence > WIDEST_GAP for info in found):
         found = [*found]
         for at, info in enumerate(found):
@@ -194,7 +198,7 @@ class Problem(NamedTuple):
 
     name: str  # ``RUN@STEP``
     problem: str
-    order: Order | None  # its place in the order of commits; None if that cannot be read
+    order: Order | None  # its place in the order of commits; None if its manifest cannot be read
     key: CheckpointKey
 
 
@@ -219,24 +223,27 @@ def _problem(context: Context, key: CheckpointKey) -> Problem | None:
         glanced = glance(context.layout.checkpoint(key), key)
         # `look` also checks the hash of the store.
         problem = glanced.problem or look(context.layout, key).problem
-    except (FileNotFoundError, NotADirectoryError):  # dropped since it was listed
+    except (FileNotFoundError, NotADirectoryError):  # it was dropped after it was listed
         return None
-    if not problem:  # repaired since
+    if not problem:  # it was repaired
         return None
     if glanced.manifest is None:
-        # Without a manifest its time is not known.
+        # Without a manifest, its place in the order is unknown.
         return Problem(key.name, f"{problem} (so it may be older)", None, key)
     order = (glanced.manifest.sequence, glanced.manifest.created, glanced.manifest_id, key.generation)
     return Problem(key.name, problem, order, key)
 
 
 def newer_than(info: CheckpointInfo, found: Iterable[Problem]) -> list[Problem]:
-    """Return the problems that are or may be newer than a checkpoint: older ones do not concern a running training."""
+    """Return the problems with checkpoints that are or may be newer than a given one."""
     return [one for one in found if one.order is None or one.order > info.order]
 
 
 def repair_newer(context: Context, newest: CheckpointInfo | None, torn: Collection[CheckpointKey]) -> bool:
-    """Repair the newest torn directory that is newer than `newest` from a remote; return whether one was repaired."""
+    """Repair the newest incomplete directory that is newer than `newest`; return whether one was repaired.
+
+    The data comes from a remote.
+    """
     if not torn or context.rescuer is None:
         return False
     found = problems_of(context, torn)
@@ -250,7 +257,7 @@ def check_newest(
     torn: Collection[CheckpointKey],
     ref: str = "latest",
 ) -> None:
-    """Raise if there are only incomplete checkpoints; warn once per open store if incomplete ones are newer.
+    """Raise if all checkpoints are incomplete; warn once per open store if incomplete ones are newer than `newest`.
 
     Args:
         context: The store.
@@ -301,7 +308,7 @@ def listed_problems(found: Sequence[Problem]) -> str:
 
 
 def newest(context: Context, run: str | None) -> CheckpointInfo | None:
-    """Return the newest checkpoint of a run, or of all runs; None without checkpoints.
+    """Return the newest checkpoint of a run, or of all runs, or None if there are no checkpoints.
 
     Raises:
         NoWholeCheckpoint: Directories of checkpoints exist, but no complete checkpoint.
@@ -315,9 +322,9 @@ def newest(context: Context, run: str | None) -> CheckpointInfo | None:
 
 
 def _newest(context: Context, run: str | None, torn: set[CheckpointKey]) -> CheckpointInfo | None:
-    """As `newest`; adds the directories without a complete checkpoint to `torn`."""
-    # Two manifests are read: that of the checkpoint, and the one that was written last, usually the same. A row that
-    # differs from its manifest thus makes no other checkpoint the newest.
+    """Return the newest checkpoint, as `newest`, and add the directories without a complete checkpoint to `torn`."""
+    # Read the manifest of the found checkpoint and the manifest that was written last, which is usually the same one.
+    # Therefore a row that differs from its manifest cannot make another checkpoint the newest.
     sured: set[str] = set()
     while True:
         torn.clear()
@@ -326,10 +333,10 @@ def _newest(context: Context, run: str | None, torn: set[CheckpointKey]) -> Chec
             few = newest_by_catalog(context, runs, run, directories, newest=1)
             published = runs.stamps(directories) if few is None else few.published
             found = infos_at(context, runs, published, run, newest=1, seek=few is not None, torn=torn)
-            if any(context.layout.inode(place) is None for place in torn):  # replaced since it was listed
+            if any(context.layout.inode(place) is None for place in torn):  # it was replaced after it was listed
                 torn.clear()
                 found = infos(context, run, torn=torn)[-1:]
-            if not found or found[0].out_of_order or found[0].damaged:  # another form of it may be complete
+            if not found or found[0].out_of_order or found[0].damaged:  # another checkpoint or generation may be better
                 found = infos(context, run, torn=torn)[-1:]
             if not found:
                 return None
@@ -339,11 +346,11 @@ def _newest(context: Context, run: str | None, torn: set[CheckpointKey]) -> Chec
                 return found[0]
             sured |= suspects.keys()
             try:
-                # Not by `runs`, which remembers marks that it saw before this.
+                # Do not use `runs`, which remembers marks from before.
                 read = [from_manifests(context, info) for info in suspects.values()]
-            except DamagedBlob:  # loading it reports the damage
+            except DamagedBlob:  # loading the checkpoint reports the damage
                 return found[0]
-            except (FileNotFoundError, NotADirectoryError):  # dropped since it was listed
+            except (FileNotFoundError, NotADirectoryError):  # it was dropped after it was listed
                 continue
         best = in_order(context, read)[-1]
         if best.id == found[0].id and best.sequence == found[0].sequence:
@@ -353,23 +360,23 @@ def _newest(context: Context, run: str | None, torn: set[CheckpointKey]) -> Chec
 def _written_last(
     context: Context, published: Mapping[CheckpointKey, Stamp | None], newest: CheckpointInfo
 ) -> list[CheckpointInfo]:
-    """Return the checkpoint whose manifest was written last, if it is another one and complete."""
+    """Return the checkpoint whose manifest was written last if it is complete and not `newest`, otherwise nothing."""
     written = {place: stamp for place, stamp in published.items() if stamp is not None}
     if not written:
         return []
-    # By time in addition to the number: a row whose number rotted to a small one would hide the newest checkpoint.
+    # Also consider the time: if the number in a row has rotted to a small one, it would hide the newest checkpoint.
     place = max(written, key=lambda place: written[place].mtime_ns)
     return [] if place == newest.key else infos(context, at={place: written[place]})
 
 
 def run_meant(context: Context, run: str | None) -> str | None:
-    """Return the run of a call: the given one, or the one that the store is bound to."""
+    """Return the given run, or the run that the store is bound to."""
     return context.run if run is None else run
 
 
 def in_one_run(context: Context, ref: Ref) -> Ref:
-    """Return `ref` with the run to search, if its kind depends on the run."""
-    # Tags and ids name one checkpoint of the whole store, even if the store is bound to a run.
+    """Return `ref` with the run to search, unless it is a tag or an id."""
+    # A tag or an id names one checkpoint of the whole store, even if the store is bound to a run.
     context.notices.run_was_open = False
     if ref.run is not None or ref.kind in ("tag", "id"):
         return ref
@@ -382,7 +389,7 @@ def in_one_run(context: Context, ref: Ref) -> Ref:
 
 
 def _refuse_several(context: Context, ref: Ref) -> None:
-    """Raise if the store has checkpoints of several runs."""
+    """Raise if several runs of the store have checkpoints."""
     names = context.layout.runs()
     if len(names) > 1:
         names = [*filter(context.layout.is_filled, names)]
@@ -416,11 +423,11 @@ def run_summaries(context: Context) -> list[RunSummary]:
 
 
 def _proposed(context: Context, runs: OpenRuns, run: str) -> RunSummary | None:
-    """Return the summary of a run by the catalog, or None if all of its checkpoints must be checked."""
-    if not context.view.sees_changes:  # then `newest_by_catalog` needs all, and `infos` lists them itself
+    """Return the summary of a run from the catalog, or None if all of its checkpoints must be checked."""
+    if not context.view.sees_changes:  # `newest_by_catalog` cannot be used then
         return None
     found = newest_by_catalog(context, runs, run, context.layout.directories_by_run(run), newest=1)
-    if found is None or found.unknown:  # it is not known which of them are complete
+    if found is None or found.unknown:  # it is unknown which checkpoints are complete
         return None
     newest = infos_at(context, runs, found.published, run, newest=1, seek=True)
     if not newest:
@@ -442,7 +449,7 @@ def no_such_run(layout: Layout, run: str) -> NoSuchRef:
 
 
 def current_or_named(context: Context, run: str | None = None) -> list[CheckpointInfo]:
-    """Return the checkpoints of `infos`, and the superseded ones that a tag or a pin names."""
+    """Return the checkpoints that `infos` returns, and superseded ones with a tag or a pin."""
     from ckstore.objects.documents.pins import read_pins
 
     found = infos(context, run, superseded=True)

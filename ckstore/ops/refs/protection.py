@@ -1,4 +1,4 @@
-"""Protection of checkpoints by tags and pins. Retention, `delete` and replacements do not remove a protected one."""
+"""Protection of checkpoints by tags and pins. Retention, `delete` and replacements never remove a protected one."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from ckstore.objects.documents.pins import read_pins
 from ckstore.objects.layout import Layout
 from ckstore.ops.context import Context, tags_by_checkpoint
 
-# A try fails only if the same checkpoint is compacted between two calls.
+# The number of tries to lock a checkpoint. A try fails only if the checkpoint is compacted at the same time.
 _TRIES = 5
 
 
 def check_unprotected(context: Context, key: CheckpointKey, info: CheckpointInfo | None = None) -> None:
     """Raise if a tag or an unexpired pin names a checkpoint. The caller holds the exclusive lock of its directory.
 
-    Without `info`, since its manifest cannot be read, any pin of its step whose id fits its directory counts.
+    Without `info`, because the manifest cannot be read, any pin of the step counts whose id fits the directory.
     """
-    # First: while an entry of refs/ cannot be read, it may protect any checkpoint.
+    # Check the tags first: an entry of refs/ that cannot be read may protect any checkpoint.
     check_tags(context.layout)
     shown, ref = (key.name, key.name) if info is None else (info.shown, info.ref)
     if tags := tags_by_checkpoint(context.layout).get(key.any_generation):
@@ -53,12 +53,12 @@ def pins_by_id(context: Context, now: datetime) -> dict[str, tuple[Pin, ...]]:
 
 
 def doubtful_tags(layout: Layout) -> dict[str, str]:
-    """Return the entries of ``refs/`` whose checkpoint is unknown -> the problem of each."""
+    """Return the names of the entries of ``refs/`` whose checkpoint is unknown, with the problem of each."""
     texts = layout.tag_texts()
     doubtful = {name: problem for name, text in sorted(texts.items()) if (problem := _doubt(layout, name, text))}
     if not doubtful:
         return doubtful
-    now = layout.tag_texts()  # if a tag was removed since, its checkpoint may also be removed
+    now = layout.tag_texts()  # ignore tags that were removed or changed in the meantime
     return {name: problem for name, problem in doubtful.items() if name in now and now[name] == texts[name]}
 
 
@@ -91,7 +91,7 @@ def damaged_tag(name: str, problem: str) -> DamagedBlob:
 
 
 def way_out(name: str) -> str:
-    """Return advice for such an entry."""
+    """Return advice for an entry of ``refs/`` whose checkpoint is unknown."""
     if not is_tag(name):
         return f"`ckstore tag -d {shown(name)}` removes it"
     return f"`ckstore tag {name} REF` points it to a checkpoint again, `ckstore tag -d {name}` removes it"
@@ -99,15 +99,15 @@ def way_out(name: str) -> str:
 
 @contextmanager
 def held(context: Context, info: CheckpointInfo, *, is_durable: bool = False) -> Iterator[locks.DirectoryLock]:
-    """Lock a checkpoint for use (rule L), after making sure that it survives a power cut (rule F).
+    """Lock a checkpoint for use (rule L), and make its name durable (rule F); yield the lock.
 
-    With `is_durable` the caller has made sure of that.
+    With `is_durable`, the caller has already made its name durable.
     """
     context.check_writable()
     with ExitStack() as locked:
         try:
-            # The run before the checkpoint, the order of all processes that take both locks (docs/adr/0004); otherwise
-            # two could deadlock. The lock of the run is visible to other hosts of a shared filesystem, which drop.
+            # Lock the run before the checkpoint, as all processes that take both locks do (docs/adr/0004). Otherwise
+            # two processes could deadlock. Other hosts see the lock of the run, and do not drop the checkpoint.
             run_lock = locked.enter_context(store_locks.lock_run(context.layout, info.run, exclusive=False))
         except FileNotFoundError:
             raise gone(info) from None
@@ -118,13 +118,13 @@ def held(context: Context, info: CheckpointInfo, *, is_durable: bool = False) ->
             else (context.layout.checkpoints / info.run, context.layout.checkpoints, context.layout.staging)
         ):
             files.sync_directory(parent)
-        # After the fsyncs, which a server may answer late, and right before the caller writes.
+        # Check the lock after the fsyncs, which a server may answer late, and right before the caller writes.
         run_lock.check()
         yield lock
 
 
 def _used(layout: Layout, info: CheckpointInfo) -> locks.DirectoryLock:
-    """Lock a checkpoint for use, or its latest generation if a compaction dropped the given one."""
+    """Lock a checkpoint for use. If a compaction has dropped the given generation, lock the latest one."""
     key: CheckpointKey | None = info.key
     for _ in range(_TRIES):
         if key is None:
@@ -132,7 +132,7 @@ def _used(layout: Layout, info: CheckpointInfo) -> locks.DirectoryLock:
         path = layout.checkpoint(key)
         with suppress(FileNotFoundError), ExitStack() as tried:
             lock = tried.enter_context(locks.lock_shared(path))
-            # Under the lock: the given checkpoint may have been dropped.
+            # Check this under the lock, since the checkpoint may have been dropped before it was locked.
             if id_at(path) == info.id and lock.names(path):
                 tried.pop_all()
                 return lock
