@@ -1,4 +1,4 @@
-"""Find the users of a blob or a piece: `why`. Only the manifests show them."""
+"""Find the users of a blob or a piece (`why`) in the manifests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ckstore.ops.context import Context
 from ckstore.ops.index.reconcile import stamps
 from ckstore.ops.refs.listing import infos
 
-# As for ids: fewer digits match by accident in a store of some thousand blobs.
+# The same as for ids. In a store of some thousand blobs, fewer digits would match several by accident.
 _LEAST_DIGITS = 6
 _PATTERN = re.compile(r"(?:([a-z0-9]+)-)?([0-9a-f]{6,64})\Z")
 _Found = tuple[tuple[int, str, str, int], Use]
@@ -51,7 +51,7 @@ def why(context: Context, digest: str) -> list[Use]:
             use = Use(
                 key.run, key.step, tuple(names), holders, *kept, id=manifest[1], superseded=manifest[1] in superseded
             )
-            # Of one checkpoint the latest form; the next gc drops a former one.
+            # Keep only the latest generation of a checkpoint, since the next gc drops former ones.
             found[manifest[1]] = max(found.get(manifest[1], (order, use)), (order, use), key=itemgetter(0))
     digests.update(_unused(context, wanted, whole=whole))
     if len(digests) > 1:
@@ -90,12 +90,12 @@ def _published(context: Context) -> list[CheckpointKey]:
 
 
 def _places(context: Context, digest: str) -> list[CheckpointKey]:
-    """Return the checkpoints to search: all, or those with a link to a large blob. Smaller blobs can be pieces."""
+    """Return the checkpoints to search: those with a link to the blob if it is large, otherwise all."""
     try:
         status = dirfd_stat.status(context.layout.blob(digest))
-    except FileNotFoundError:  # then every manifest is searched
+    except FileNotFoundError:  # without a canonical name, every manifest must be searched
         return _published(context)
-    # A piece of that size can lie in a pack of another name.
+    # The bytes of a small blob may also be a piece in a pack, whose name differs.
     if status.st_size < MEDIUM_BELOW_BYTES:
         return _published(context)
     return [
@@ -108,19 +108,19 @@ def _places(context: Context, digest: str) -> list[CheckpointKey]:
 
 
 def _manifest_with(context: Context, key: CheckpointKey, text: str) -> tuple[Manifest, str] | None:
-    """Return the manifest and id of a checkpoint if it contains the text; most manifests need not be parsed."""
+    """Return the manifest and id of a checkpoint if the manifest contains the text, otherwise None."""
     try:
         path = context.layout.checkpoint(key)
         data = files.read_file(path / MANIFEST, most_bytes=MANIFEST_MAX_BYTES)
-        with suppress(FileNotFoundError):  # only a compacted checkpoint has one
+        with suppress(FileNotFoundError):  # only a compacted checkpoint has this file
             data += files.read_file(path / PLAIN, most_bytes=MANIFEST_MAX_BYTES)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except NewerFormat:
         raise
-    except CkstoreError:  # not a usable manifest
+    except CkstoreError:  # the manifest is damaged
         return None
-    # Searching the text is far cheaper than parsing it, and most manifests do not contain it.
+    # Parse a manifest only if it contains the digest, because searching the text is much cheaper than parsing.
     if text.encode("ascii") not in data:
         return None
     published = look(context.layout, key).published
@@ -154,7 +154,7 @@ def _users(manifest: Manifest, wanted: str, *, whole: bool) -> tuple[dict[str, l
 
 
 def _kept(manifest: Manifest, kinds: Mapping[int, UseKind]) -> tuple[UseKind, int, int]:
-    """Return how a checkpoint stores some blobs, their sizes, and the sizes of their files."""
+    """Return how a checkpoint stores some blobs, their total size in bytes, and the total size of their files."""
     sizes = dict(manifest.stored)
     kept_bytes = sum(sizes[file] for file in {manifest.files_of(index)[0] for index in kinds})
     ways: tuple[UseKind, ...] = get_args(UseKind)

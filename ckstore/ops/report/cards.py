@@ -32,13 +32,16 @@ class BestCheckpoint:
 
 
 def modes_of(rules: StoreRules) -> dict[str, Mode]:
-    """Return whether the least or the greatest number of a metric is best, by the rules of a store."""
+    """Return for each metric in the rules of a store whether its least or its greatest number is best."""
     policies: list[RetentionPolicy | None] = [*rules.by_run.values(), rules.default]
     return {best.metric: best.mode for policy in policies if policy for best in policy.bests if best.mode is not None}
 
 
 def best_by_each(infos: Sequence[CheckpointInfo], modes: Mapping[str, Mode]) -> list[BestCheckpoint]:
-    """Return the best checkpoint of all runs by each metric; the least and the greatest if either may be best."""
+    """Return the best checkpoint of all runs by each metric.
+
+    If it is unknown whether the least or the greatest number is best, return both checkpoints.
+    """
     of_runs: dict[str, list[CheckpointInfo]] = {}
     for info in infos:
         of_runs.setdefault(info.run, []).append(info)
@@ -53,25 +56,25 @@ def best_by_each(infos: Sequence[CheckpointInfo], modes: Mapping[str, Mode]) -> 
 def _best(metric: str, mode: Mode, of_runs: Mapping[str, Sequence[CheckpointInfo]]) -> BestCheckpoint | None:
     of_each = [best for run, own in of_runs.items() if (best := _best_of_run(metric, mode, run, own)) is not None]
     sign = 1 if mode == "min" else -1
-    # As in one run: of equal numbers, the newest checkpoint is best.
+    # If numbers are equal, the newest checkpoint is best, as in one run.
     return min(
         of_each, key=lambda best: (sign * best.value, *(-number for number in best.info.order[:1])), default=None
     )
 
 
 def _best_of_run(metric: str, mode: Mode, run: str, own: Iterable[CheckpointInfo]) -> BestCheckpoint | None:
-    """Return the checkpoint that a ref by the metric names in a run, so that the command in the report loads it."""
+    """Return the best checkpoint of a run with the ref that the report shows for loading it."""
     plain, whole = f"{run}@{BEST}{metric}", f"{run}@{BEST}{metric}:{mode}"
     try:
         info = resolve(parse_ref(whole), [one for one in own if metric in one.metrics], {})
     except (NoSuchRef, BadInput):  # all values are NaN, or the name cannot be in a ref
         return None
-    # In a ref, a colon begins the mode.
+    # A colon in a ref begins the mode, so a metric with a colon needs the mode.
     is_plain = mode_by_name(metric) == mode and ":" not in metric
     return BestCheckpoint(metric, mode, info, plain if is_plain else whole)
 
 
 def freed_bytes(context: Context, plan: RetentionPlan) -> int:
-    """Return how many bytes are freed with the checkpoints that a plan drops."""
+    """Return how many bytes dropping the checkpoints of a plan would free."""
     folders = (context.layout.checkpoint(entry.info.key) for entry in plan.dropped)
     return sum(nbytes for one in freed_in_turn(context, folders) for _, nbytes in one)

@@ -1,4 +1,4 @@
-"""Predict what deleting checkpoints will free, by the links of their blobs and the uses of packs."""
+"""Predict how much space deleting checkpoints will free, from the links of their blobs and the uses of packs."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class _File:
     nbytes: int
     link_count: int
     links_of: dict[CheckpointKey, int] = field(default_factory=dict)
-    other_links: int = 0  # the canonical link, and those of dropped checkpoints
+    other_links: int = 0  # the number of links that do not keep it: the canonical one and those in dropped checkpoints
 
 
 class Preview:
-    """The blobs of some checkpoints, read before any of them is deleted."""
+    """The links to the blobs of some checkpoints, gathered before any of them is deleted."""
 
     def __init__(self, context: Context, chosen: Iterable[CheckpointInfo]) -> None:
         layout = context.layout
@@ -54,7 +54,7 @@ class Preview:
                     found.other_links += 1
 
     def effect(self, deleted: Collection[CheckpointKey]) -> DeletionEffect:
-        """Return what deleting these checkpoints frees."""
+        """Return how much space deleting these checkpoints would free."""
         own = [file for file in self._files.values() if not file.links_of.keys().isdisjoint(deleted)]
         freed_bytes = 0
         kept: dict[str, int] = {}
@@ -67,7 +67,7 @@ class Preview:
         keys = {one for key in deleted for one in self._keys[key]}
         try:
             unused = self._context.catalog.without_use(list(kept), without=keys)
-        except CatalogUnavailable:  # then blobs with other links are attributed to other checkpoints
+        except CatalogUnavailable:  # then all blobs with other links count as used by other checkpoints
             unused = set()
         packed = self._packs.packed_bytes(lambda key: key in keys).get(True, 0)
         needed_bytes = sum(nbytes for digest, nbytes in kept.items() if digest not in unused)

@@ -49,13 +49,12 @@ Look = tuple[str, Callable[["Context"], Findings]]
 
 
 class MoreChecks(NamedTuple):
-    """The checks that a room on a higher floor adds."""
+    """The checks of higher floors."""
 
-    # Examines the listed checkpoints, superseded ones included, since listing them takes the most time.
+    # Examines the listed checkpoints, including superseded ones. They are passed because listing takes the most time.
     of_checkpoints: Callable[[Context, Sequence[CheckpointInfo]], Iterable[CheckResult]]
-    # Examines something else, whose name is the subject of the finding if that fails.
-    subject: str
-    of_subject: Callable[[Context], Iterable[CheckResult]]
+    subject: str  # the subject of `of_subject`, for the finding if it fails
+    of_subject: Callable[[Context], Iterable[CheckResult]]  # examines another subject
 
 
 def examine_all(context: Context, more: MoreChecks) -> DoctorReport:
@@ -70,7 +69,7 @@ def examine_all(context: Context, more: MoreChecks) -> DoctorReport:
         ("hash", _hashes),
         ("leaked files", partial(_leaks, leaks)),
     )
-    # Each separately: a directory that is closed to this user must not hide the other findings.
+    # Catch errors of each check separately: a directory that this user may not read must not hide other findings.
     for subject, look in looks:
         try:
             findings += look(context)
@@ -124,11 +123,11 @@ def _abilities(context: Context) -> Findings:
     wrong = _try_links(context) if may_write else None
     projects, lease = "", "shared"
     if may_write:
-        # Some directories have another project id, as when one run has its own quota.
+        # Some directories may have another project id, for example if a run has its own quota.
         folders = [layout.staging, layout.trash, *(layout.checkpoints / run for run in layout.runs())]
         projects = said_of_projects(folder for folder in folders if dirfd_stat.is_directory(folder))
     if layout.view.sees_locks:
-        # Only the owner of a file, and root, can request a lease.
+        # Only the owner of a file and root can request a lease.
         owner = os.stat(layout.path).st_uid
         lease = machine.lease_support(layout.settings) if os.geteuid() in (owner, 0) else "foreign"
     facts = ability_checks.AbilityFacts(
@@ -200,7 +199,7 @@ def _staging(context: Context) -> Findings:
 def _trash(context: Context) -> Findings:
     layout = context.layout
     found = survey.leftovers(layout.trash)
-    if not layout.view.frees_at_once:  # then the grace period is the window, and applies to everything in trash
+    if not layout.view.frees_at_once:  # then the grace period applies to everything in trash
         yield contents.check_trash(found, other_hosts=True)
         return
     waits = waiting(context)
@@ -231,7 +230,7 @@ def _pins(context: Context) -> Findings:
 
 
 def _checkpoints(more: MoreChecks, context: Context) -> Findings:
-    """Examine all checkpoints with one listing, which takes the most time for ten thousand."""
+    """Examine all checkpoints. They are listed only once, which takes the most time for ten thousand checkpoints."""
     every = infos(context, superseded=True)
     listed = [info for info in every if not info.superseded]
     misplaced = [info for info in every if info.out_of_order]
@@ -288,7 +287,7 @@ def _hashes(context: Context) -> Findings:
 
 
 def _leaks(found: list[DeletedFile], context: Context) -> Findings:
-    # Only files of the store: processes of other programs, with their command lines, must not be disclosed.
+    # Report only files of the store, since the command lines of unrelated processes must not be disclosed.
     found += deleted_but_open(os.stat(context.layout.path).st_dev, str(context.layout.path))
     yield contents.check_leaks(found)
 

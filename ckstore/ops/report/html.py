@@ -1,4 +1,4 @@
-"""A report as one page of HTML that loads nothing: its charts, styles and data are included."""
+"""Render a report as one HTML page that includes its charts, styles and data, and loads nothing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from ckstore.ops.report.page import ChangeMap, ReportPage, page
 
 _BEST_SHOWN = 12
 _ROWS_SHOWN = 500
-"""A table of all checkpoints of a large store would be most of the page; readers look for the newest ones."""
+"""The maximum number of rows of a table of checkpoints. The newest ones are shown."""
 
 
 def report(context: Context, path: Path | None, checks: MoreChecks, savers: Sequence[SaverStatus]) -> HtmlReport:
@@ -57,7 +57,7 @@ def render(page: ReportPage) -> str:
         _happened(page),
         _checkpoints(page),
     ]
-    # A closing tag in a name would end the element; in JSON "<" can be escaped.
+    # Escape "<" in the JSON, since a closing tag in a name would end the script element.
     data = json.dumps(page.data(), allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
     return (
@@ -208,7 +208,8 @@ def _rules(page: ReportPage) -> str:
     kept: dict[str, int] = {}
     for entry in page.plan.kept:
         for reason in entry.reasons:
-            # Without the name of the run, so that all runs have one row for it. Of a pin it is the user's text.
+            # Remove the name of the run, so that all runs share one row for a reason. The text of a pin is the user's
+            # own and is not changed.
             is_of_pin = reason.startswith("it is pinned: ")
             of_all = reason if is_of_pin else reason.replace(f" of the run {entry.info.run}", " of its run", 1)
             kept[of_all] = kept.get(of_all, 0) + 1
@@ -250,7 +251,7 @@ def _cell(share: float | None) -> str:
         return "<td>gone</td>"
     if share == 0:
         return "<td></td>"
-    # 0 % and 100 % would mean that nothing, or all of it, changed.
+    # Show 0 % and 100 % only if nothing or everything changed.
     percent = "&lt;1" if share < 0.01 else "100" if share == 1 else str(min(99, round(share * 100)))
     return f'<td class="level{1 + min(3, int(share * 4))}">{percent} %</td>'
 
@@ -336,7 +337,7 @@ def _checkpoints(page: ReportPage) -> str:
 
 
 def _superseded(page: ReportPage) -> str:
-    """Return the table of the checkpoints whose step has a newer one; empty without any."""
+    """Return the table of superseded checkpoints, whose step has a newer one, or "" if the store has none of them."""
     if not page.superseded:
         return ""
     alone = {one.id: one.alone_bytes for one in page.usage.checkpoints}

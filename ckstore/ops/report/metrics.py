@@ -1,4 +1,4 @@
-"""Metrics as text: the content of a store and its runs (`ckstore metrics`), and the saves of an open store."""
+"""Return metrics as text: those of a store and its runs (`ckstore metrics`), and those of saves of an open store."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _MODE = 0o644
 
 
 def write_metrics(context: Context, store: Path, path: Path, labels: Mapping[str, str]) -> None:
-    """Replace the file at `path` by the metrics of a store; see `ckstore.Store.write_metrics`."""
+    """Replace the file at `path` by the metrics of an open store; see `ckstore.Store.write_metrics`."""
     _replace(context.layout.outside(path), openmetrics(context.totals.metrics(), str(store), labels))
 
 
 def write_text(context: Context, path: Path | None, text: str, what: str) -> None:
-    """Write this text to the file at `path`, if one is given."""
+    """Write a text to the file at `path`, if a path is given."""
     try:
         if path is not None:
             _replace(context.layout.outside(path), text)
@@ -38,19 +38,19 @@ def write_text(context: Context, path: Path | None, text: str, what: str) -> Non
 
 
 def _replace(path: Path, text: str) -> None:
-    """Replace the file at `path` atomically by this content, readable for all; write into a pipe or a device."""
+    """Replace the file at `path` atomically by a file that all users can read; write to a pipe or a device."""
     data = text.encode("utf-8")
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISREG(mode := os.stat(path).st_mode) and not stat.S_ISDIR(mode):
-            # A rename onto /dev/stdout or /dev/null would remove that device, as root.
+            # As root, a rename onto /dev/stdout or /dev/null would remove the device.
             path.write_bytes(data)
             return
-    # In the same directory, for the rename; a collector that reads meanwhile gets the old or the new file.
+    # Create the new file in the same directory and rename it, so that readers get the old or the new file.
     fd, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with open(fd, "wb") as file:
             file.write(data)
-            # mkstemp creates the file with 0600, and the collector is another user.
+            # `mkstemp` creates the file with the mode 0600, but a collector of metrics runs as another user.
             os.fchmod(file.fileno(), _MODE)
         os.replace(temporary, path)
     except BaseException:
@@ -60,7 +60,7 @@ def _replace(path: Path, text: str) -> None:
 
 
 MoreMetrics = Callable[[Context, Sequence[CheckpointInfo]], list[Metric]]
-"""Returns the metrics that a room on a higher floor adds, for the checkpoints of a store, without superseded ones."""
+"""A function that returns the metrics of higher floors for the current checkpoints of a store."""
 
 
 def metrics(context: Context, path: Path | None, more: MoreMetrics) -> str:

@@ -1,4 +1,4 @@
-"""How much of each pack each checkpoint uses: by the catalog if it is current, otherwise by the manifests."""
+"""Determine how much of each pack each checkpoint uses, from current rows of the catalog or from the manifests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Group = TypeVar("Group", bound=Hashable)
 
 
 class PackUses:
-    """How much of each pack each checkpoint uses."""
+    """The number of bytes that each checkpoint uses of each pack."""
 
     def __init__(self, context: Context, listed: list[CheckpointInfo]) -> None:
         self._by_key: dict[CheckpointKey, list[str]] = defaultdict(list)
@@ -31,7 +31,7 @@ class PackUses:
             known, rows = context.catalog.listing(), context.catalog.pack_uses()
         except CatalogUnavailable:
             known, rows = {}, []
-        # Rows of directories that changed since would count packs that are no longer used.
+        # Ignore rows of directories that have changed, since they may name packs that are no longer used.
         current = {key for key, stamp in known.items() if published.get(key) == stamp}
         others = [info.key for info in listed if info.key not in current]
         for key, digest, nbytes, used_bytes in rows:
@@ -48,7 +48,7 @@ class PackUses:
     def _add_from_manifests(self, context: Context, keys: list[CheckpointKey]) -> None:
         for key in keys:
             found = look(context.layout, key).published
-            if found is None:  # it was dropped in the meantime
+            if found is None:  # another process has dropped it
                 continue
             uses = blob_uses(found.manifest)
             for blob in found.manifest.stored:
@@ -56,17 +56,17 @@ class PackUses:
                     self._add(key, blob.digest, blob.nbytes, uses[blob.digest].used_bytes)
 
     def dead_bytes(self, key: CheckpointKey) -> int:
-        """Return how much of a checkpoint's packs no checkpoint uses, at most."""
+        """Return an upper bound for the bytes in a checkpoint's packs that no checkpoint uses."""
         return sum(self._nbytes[digest] - self._best[digest] for digest in self._by_key.get(key, ()))
 
     def total_dead_bytes(self) -> int:
-        """Return how much of all packs no checkpoint uses, at most; each pack counts once."""
+        """Return an upper bound for the bytes in all packs that no checkpoint uses. Each pack counts once."""
         return sum(nbytes - self._best[digest] for digest, nbytes in self._nbytes.items())
 
     def packed_bytes(self, group_of: Callable[[CheckpointKey], Group]) -> dict[Group, int]:
-        """Return by how much the dead bytes of packs would grow if each group of checkpoints was deleted.
+        """Return for each group of checkpoints by how many bytes the dead bytes in packs would grow if it were deleted.
 
-        A pack is one file: the part that only the group uses is kept while another checkpoint uses another part.
+        A pack is one file, so a part that only the group uses is kept while another checkpoint uses another part.
         """
         packed: dict[Group, int] = defaultdict(int)
         for users in self._users.values():

@@ -1,4 +1,4 @@
-"""The facts that `ckstore report` shows about a store, as plain values; nothing is changed."""
+"""Gather the facts that `ckstore report` shows about a store. Nothing is changed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from ckstore.ops.report.doctor import MoreChecks, examine_all
 from ckstore.ops.report.usage import usage_of
 from ckstore.version import __version__
 
-# Each pair costs reading two manifests: with this many, the whole report takes some seconds.
+# Comparing two checkpoints requires reading two manifests. With these limits, the whole report takes some seconds.
 _MAP_STEPS = 12
 _MAP_RUNS = 6
 _MAP_ROWS = 30
@@ -50,11 +50,11 @@ class ChangeMap:
     """Which tensors of a run changed from one checkpoint to the next."""
 
     run: str
-    names: tuple[str, ...]  # the checkpoints, the oldest first; the first one is only compared with
-    # Name of a tensor -> for each later checkpoint, the share of its bytes that changed, 0 also if it does not exist;
-    # None if it was just removed.
+    names: tuple[str, ...]  # the checkpoints, the oldest first; the first has no column
+    # Name of a tensor -> for each later checkpoint, the share of its bytes that changed. The share is 0 if the tensor
+    # does not exist, and None if it was removed in that checkpoint.
     rows: dict[str, list[float | None]]
-    left_out: int  # how many more tensors changed
+    left_out: int  # how many more tensors changed that are not in `rows`
     unchanged_count: int  # how many tensors are equal in the last two checkpoints
 
 
@@ -78,8 +78,8 @@ class ReportPage:
     holders: Sequence[Holder]
     savers: Sequence[SaverStatus]
     now: datetime  # when the report was made
-    modes: Mapping[str, Mode]  # metric -> which number is best, by the rules
-    freed_bytes: int | None  # what a prune would free; None without a rule, or if it could not be determined
+    modes: Mapping[str, Mode]  # metric -> whether the least or the greatest number is best, by the rules
+    freed_bytes: int | None  # how many bytes a prune would free; None without a rule, or if this is unknown
     problems: Sequence[str] = field(default=())
 
     def data(self) -> dict[str, Any]:
@@ -133,7 +133,7 @@ def page(context: Context, checks: MoreChecks, savers: Sequence[SaverStatus] = (
         usage=used,
         plan=plan,
         modes=_part("the rules", lambda: modes_of(rules_of(context.layout)), {}, problems),
-        # This fails if another process is just dropping one of them.
+        # This fails if another process is dropping one of the checkpoints.
         freed_bytes=None
         if plan is None
         else _part("what a prune would free", lambda: freed_bytes(context, plan), None, problems),
@@ -150,7 +150,7 @@ def page(context: Context, checks: MoreChecks, savers: Sequence[SaverStatus] = (
 
 
 def _part(what: str, read: Callable[[], T], default: T, problems: list[str]) -> T:
-    """Return the result of `read`. If it fails, add a problem and return `default`: the report is still made."""
+    """Return the result of `read`. If it fails, add a problem and return `default`, so that the report is made."""
     try:
         return read()
     except (CkstoreError, OSError) as error:
@@ -182,7 +182,7 @@ def _maps(
 
 
 def _map(context: Context, run: str, own: Sequence[CheckpointInfo]) -> ChangeMap:
-    """Compare each of these checkpoints of a run with the previous one; the tensors that changed most come first."""
+    """Compare each of these checkpoints of a run with the previous one. Tensors that changed most come first."""
     columns = len(own) - 1
     rows: dict[str, list[float | None]] = defaultdict(lambda: [0.0] * columns)
     weight: Counter[str] = Counter()

@@ -1,6 +1,7 @@
-"""The disk usage of checkpoints: `du`. The links in the directories show which data is shared; no data is read.
+"""Determine the disk usage of checkpoints (`du`).
 
-`ckstore.ops.report.pack_uses` determines how much of a pack is used.
+The links in the directories show which data is shared; no data is read. `ckstore.ops.report.pack_uses` determines how
+much of a pack is used.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _Inode = tuple[int, int]
 
 @dataclass(slots=True)
 class _File:
-    """One inode of a blob: its size, its link count, and the links that the store has for it."""
+    """One inode of a blob: its size, its link count, and its links in the store."""
 
     nbytes: int
     link_count: int
@@ -38,9 +39,8 @@ class _File:
 
     @property
     def is_last(self) -> bool:
-        """Whether its holders have all of its links, except the canonical one."""
-        # A link that was not found is in trash, in a staging or of another program: dropping the holders would not free
-        # the file.
+        """Whether dropping all holders would free the file, since only they and the canonical name link to it."""
+        # A link that was not found is in trash, in a staging directory, or outside the store.
         return self.names_found >= self.link_count
 
 
@@ -50,7 +50,10 @@ def usage(context: Context) -> Usage:
 
 
 def usage_of(context: Context, listed: list[CheckpointInfo]) -> Usage:
-    """As `usage`, for all checkpoints of the store, superseded ones included, which were listed a moment ago."""
+    """Return the space that the checkpoints take, as `usage`.
+
+    `listed` are all checkpoints of the store, including superseded ones, which were just listed.
+    """
     files = _files(context, {info.key.any_generation: info.key for info in listed})
     packs = PackUses(context, listed)
     packed = packs.packed_bytes(lambda key: key)
@@ -97,7 +100,7 @@ def usage_of(context: Context, listed: list[CheckpointInfo]) -> Usage:
 
 @dataclass(slots=True)
 class _Sums:
-    """The bytes of each checkpoint and of each run: alone, and its share of shared blobs."""
+    """The bytes that each checkpoint and each run uses alone, and its share of the blobs that others also use."""
 
     alone: dict[CheckpointKey, int] = field(default_factory=lambda: defaultdict(int))
     of_several: dict[CheckpointKey, int] = field(default_factory=lambda: defaultdict(int))
@@ -136,7 +139,8 @@ def _by_run(checkpoints: Sequence[CheckpointUsage], sums: _Sums, packed: Mapping
 def _files(context: Context, listed: Mapping[CheckpointKey, CheckpointKey]) -> list[_File]:
     """Return every file of a blob in a published directory, in ``blobs/``, or in a dropped checkpoint.
 
-    `listed` has the key of each checkpoint by that of its first generation, so that all generations count for it.
+    `listed` maps the key of a checkpoint's first generation to its current key, so that all generations count for one
+    checkpoint.
     """
     found: dict[_Inode, _File] = {}
 
@@ -154,7 +158,7 @@ def _files(context: Context, listed: Mapping[CheckpointKey, CheckpointKey]) -> l
             note(status).waits = digest in waiting
     for folder in waiting_folders(context.layout):
         for _, status in blobs_in(folder):
-            # Only files that have lost their other links; the rest was counted by these.
+            # Add only files that have no other link in the store, since the others are already in `found`.
             found.setdefault(
                 (status.st_dev, status.st_ino), _File(status.st_size, status.st_nlink, status.st_uid, waits=True)
             )
