@@ -1,6 +1,6 @@
-"""Check out a checkpoint: write its files next to their destination, checked byte by byte, and rename them into place.
+"""Check out a checkpoint: write its files into a hidden directory next to the destination, and rename it into place.
 
-Data that is shared with the store by reflink is also read and checked. Memory use is one chunk for each thread.
+Every byte is checked, even if data is shared with the store by reflink. Memory use is one chunk for each thread.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ from ckstore.ops.refs.find import AnyRef, read_checkpoint
 
 LinkMode = Literal["auto", "reflink", "hardlink", "copy"]
 
-# For each thread: a file of thousands of small tensors has as many blobs, and a process may open 1,024 descriptors.
+# The maximum number of open blobs for each thread. A file of thousands of small tensors may have as many blobs, but a
+# process may have only 1,024 open descriptors.
 _OPEN_BLOBS = 16
 _MARGIN_BYTES = 2**20
-# Between two parts, Ctrl-C or an error of another thread can stop the writing.
+# The size of the parts in which data is written. Between two parts, Ctrl-C or an error of another thread can stop it.
 _PART_BYTES = 2**20
 
 
@@ -49,7 +50,7 @@ def checkout(
     """Write the files of the checkpoint that `ref` names; see `ckstore.Store.checkout`."""
     if link not in ("auto", "reflink", "hardlink", "copy"):
         raise BadInput(f"link must be 'auto', 'reflink', 'hardlink' or 'copy', got {link!r}")
-    # Before the checkpoint is opened: a checkout into the store could overwrite the files that it reads.
+    # Check this before the checkpoint is opened: a checkout into the store could overwrite the files that it reads.
     path = context.layout.outside(destination)
     write = partial(_checkout_open, destination=path, link=link, only=only, progress=progress)
     return read_checkpoint(context, ref, write)
@@ -69,22 +70,22 @@ def _checkout_open(
     with _explaining_errors(destination, str(directory.path)), NewTree.beside(destination) as tree:
         storages = directory.manifest.storages
         sizes = {record.path: sum(storages[index].nbytes for index in record.storages) for record in records}
-        # Checked on the filesystem of the hidden directory before the first file, so that no partial files fill the
-        # disk.
+        # Check the space on the filesystem of the hidden directory before the first file is written, so that a checkout
+        # that does not fit does not fill the disk.
         _check_space(tree, sum(sizes.values()), len(records))
         writer = _Writer(directory, tree, link)
         for record in records:
-            # Directories first, with their modes: the threads below create files in any order.
+            # Create the directories first, with their modes, since the threads create files in any order.
             if record.kind == "directory":
                 tree.make_directory(record.path, record.mode)
         with directory.reporting_damage():
             writer.write_all([record for record in records if record.kind == "file"], sizes, progress)
-        for record in records:  # symlinks last, so that nothing is written below one
+        for record in records:  # create symlinks last, so that nothing is written through one
             if record.kind == "symlink":
                 tree.make_symlink(record.path, record.target)
-        # The innermost first: creating a file in a directory changes the time of that directory.
+        # Set the innermost times first, since creating a file changes the time of its directory.
         for record in reversed(records):
-            # A hardlink is the blob itself: with another time, every later save would treat it as damaged (D3).
+            # A hardlink is the blob itself. If its time changed, every later save would treat the blob as damaged (D3).
             if record.mtime_ns is not None and record.path not in writer.hardlinked:
                 tree.set_mtime(record.path, record.mtime_ns)
         # N1, N2: every file and directory in the tree is fsynced, then one rename makes the whole tree visible.
@@ -101,7 +102,7 @@ def _checkout_open(
 def _export(
     directory: CheckpointDirectory, destination: Path, *, only: Sequence[str] | None, progress: Progress | None
 ) -> CheckoutReport:
-    """Export a saved state, which has no files, as safetensors."""
+    """Export a saved state as safetensors, since it has no files to check out."""
     from ckstore.ops.read.export import export_open
 
     if only is not None:
@@ -133,7 +134,7 @@ def _chosen(directory: CheckpointDirectory, only: Sequence[str] | None) -> list[
                 wanted.add(path)
         records = [record for record in records if record.path in wanted]
     for record in records:
-        # Check again, although the commit did: a manifest that was tampered with must not write outside the
+        # The commit has checked the paths, but a manifest that was tampered with must not write outside the
         # destination.
         check_path(record.path, "the name of a committed file")
     return sorted(records, key=lambda record: record.path.split("/"))
@@ -158,7 +159,7 @@ def _explaining_errors(destination: Path, checkpoint: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        # An error of the store is not caused by the destination, and has its own message.
+        # An error about a file of the store is not about the destination.
         if str(error.filename).startswith(checkpoint):
             raise
         if error.errno in files.NO_SPACE:
@@ -187,7 +188,7 @@ class _Writer:
         self._local = threading.local()
 
     def write_all(self, records: Sequence[FileRecord], sizes: Mapping[str, int], progress: Progress | None) -> None:
-        """Write the files. An error, or an exception of a signal handler, stops it before the next part of a piece."""
+        """Write the files. After an error or an exception of a signal handler, threads stop before the next part."""
         total_bytes = sum(sizes.values())
         say = None if progress is None else lambda: progress(self._done_bytes, total_bytes)
         for_each(self._write, records, threads=self._directory.threads, say=say, stopping=self._stop)
@@ -198,9 +199,9 @@ class _Writer:
     def _write(self, record: FileRecord) -> None:
         extents = [e for storage in record.storages for e in self._directory.manifest.storages[storage].extents]
         try:
-            # One for each file: the buffers of a reader must not be used by several threads.
+            # Each file has its own reader, whose buffers must not be used by several threads.
             with PieceReader(self._directory, open_blobs=_OPEN_BLOBS, before_each=self._check_going_on) as pieces:
-                # Only if requested: writing to such a file would change the blob in every checkpoint.
+                # Hardlink only on request, since writing to the file would then change the blob in every checkpoint.
                 if self._link == "hardlink" and self._hardlinked(record, extents, pieces):
                     return
                 with self._tree.create_file(record.path, record.mode) as fd:
@@ -217,7 +218,7 @@ class _Writer:
             raise self._in_the_way(record.path) from error
 
     def _copy(self, part: Part, out: memoryview, pieces: PieceReader, fd: int, at: int) -> None:
-        pieces.read(part)  # also if it is shared: a checkout is checked
+        pieces.read(part)  # this also checks data that will be shared by reflink
         if self._link in ("auto", "reflink"):
             is_linked = pieces.share(part, fd, at)
             if is_linked:
@@ -226,8 +227,8 @@ class _Writer:
                 # A clone does not move the offset of the descriptor, at which the next piece is written.
                 os.lseek(fd, at + len(part.out), os.SEEK_SET)
                 return
-            # `None` means a piece that does not end at a block, which is copied. Only a filesystem that refuses is an
-            # error.
+            # `None` means that the piece does not end at a block border and must be copied. It is an error only if the
+            # filesystem refuses.
             if is_linked is False and self._link == "reflink":
                 msg = f"{self._tree.destination.parent} cannot share blocks with the store (reflink)"
                 raise UnsafePlace(
@@ -238,19 +239,19 @@ class _Writer:
             files.write_all(fd, out[start : start + _PART_BYTES])
 
     def _hardlinked(self, record: FileRecord, extents: Sequence[Extent], pieces: PieceReader) -> bool:
-        """Link the file to its blob; return False if it is not exactly one blob, or cannot be linked."""
+        """Link the file to its blob; return False if the file is not exactly one blob, or cannot be linked."""
         digest = blob_of(self._directory, extents)
         if not digest:
             return False
         (extent,) = extents
-        # Read it before it is linked: a damaged blob must not be linked into the user's files.
+        # Read the blob first, since a damaged blob must not be linked into the user's files.
         pieces.read(Part(extent, self._buffer(extent.length), record.path))
         try:
             self._tree.link_file(record.path, digest, dir_fd=self._directory.blobs.fd)
-        except (FileNotFoundError, NotADirectoryError):  # it is on a remote only: the download is written as a copy
+        except (FileNotFoundError, NotADirectoryError):  # the blob is only on a remote, so its download is written
             return False
         except OSError as error:
-            # Another filesystem, or too many links: the file is copied instead.
+            # If the destination is on another filesystem, or the blob has too many links, the file is copied.
             if error.errno in links.CANNOT_LINK:
                 return False
             raise

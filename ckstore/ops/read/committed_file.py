@@ -1,4 +1,4 @@
-"""Committed files, read as bytes or as a file object. Only the pieces of the requested part are read, and checked."""
+"""Read committed files as bytes or as a file object. Only the pieces of the requested part are read and checked."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ckstore.ops.read.regions import RegionReader
 
 
 class StoredFile:
-    """A file of an open checkpoint, in the form that `containers` reads. Not for several threads."""
+    """A file of an open checkpoint, in the form that `containers` reads. It must be used by one thread only."""
 
     def __init__(self, directory: CheckpointDirectory, record: FileRecord, *, verify: bool = True) -> None:
         self.directory = directory  # the checkpoint
@@ -35,7 +35,7 @@ class StoredFile:
 
     def read(self, offset: int, length: int) -> bytes:
         """Return exactly these bytes."""
-        # The header of a container says where to read: an offset behind the end is damage, not a short read.
+        # Offsets come from the header of a container. An offset behind the end means damage and not a short read.
         if offset + length > self.nbytes:
             msg = f"{self._record.path} has {self.nbytes} bytes, wanted those up to {offset + length}"
             raise DamagedBlob(msg, names=(self._record.path,))
@@ -61,7 +61,7 @@ def find_file(manifest: Manifest, path: str) -> FileRecord:
     """Return the committed file at a path.
 
     Raises:
-        CannotLoad: It is a directory or a symlink.
+        CannotLoad: The path is a directory or a symlink.
     """
     name = manifest.name
     found = next((record for record in manifest.files if record.path == path), None)
@@ -82,14 +82,15 @@ def loadable(manifest: Manifest, most: int = 10) -> list[str]:
     return [file.path for file in manifest.files if file.kind == "file" and file.path.endswith(STATE_SUFFIXES)][:most]
 
 
-# Readers of pickles and zips request a few bytes at a time, and each piece is checked as a whole.
+# The size of the read buffer. Readers of pickles and zips request a few bytes at a time, but a piece is checked as a
+# whole.
 BUFFER_BYTES = 2**20
 
 
 def file_record(manifest: Manifest, path: str) -> FileRecord:
     """Return the file at a path of a checkpoint, following symlinks that stay in the checkpoint."""
     records = {record.path: record for record in manifest.files}
-    # Resolved by the manifest and not by the filesystem: the target of a link may be outside the checkpoint.
+    # Resolve symlinks by the manifest and not by the filesystem, where the target may be outside the checkpoint.
     where = followed(records, path)
     record = None if where is None else records.get(where)
     if record is not None and record.kind == "file":
@@ -102,7 +103,7 @@ def file_record(manifest: Manifest, path: str) -> FileRecord:
 
 
 class CommittedFile(io.RawIOBase):
-    """A file of an open checkpoint that can be read in any order. Not for several threads."""
+    """A file of an open checkpoint that can be read in any order. It must be used by one thread only."""
 
     def __init__(self, here: Callable[[], CheckpointDirectory], record: FileRecord) -> None:
         super().__init__()
@@ -114,7 +115,7 @@ class CommittedFile(io.RawIOBase):
 
     @property
     def nbytes(self) -> int:
-        """Size of the file."""
+        """The size of the file in bytes."""
         return self._file.nbytes
 
     def readable(self) -> bool:
@@ -159,8 +160,8 @@ class CommittedFile(io.RawIOBase):
 
     def _read(self, start: int, out: memoryview) -> None:
         directory = self._here()
-        # The kept piece belongs to the old directory, whose descriptors a forked child has closed.
-        if directory is not self._file.directory:  # it was opened again, as after a fork
+        # After a fork, the checkpoint was opened again. Do not use the old directory, whose descriptors are closed.
+        if directory is not self._file.directory:
             self._file = StoredFile(directory, self._record)
         self._file.read_into(start, out)
 

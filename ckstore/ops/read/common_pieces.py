@@ -1,4 +1,4 @@
-"""Pieces that two checkpoints share at the same place of the same tensor, so that they need not be read again."""
+"""Find the pieces that two checkpoints have at the same place of the same tensor, and that need not be read again."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from ckstore.model.manifest.manifest import Extent, LeafRecord, Manifest
 from ckstore.model.manifest.stored import OldPiece
 
 HeldExtents = dict[int, frozenset[int]]
-"""Storage of the newer checkpoint -> starts of those of its extents that the older one also has at that place."""
+"""Storage of the newer checkpoint -> the starts of its extents that are equal in the older checkpoint."""
 OldPieces = dict[int, dict[int, OldPiece]]
-"""Storage of the newer checkpoint -> start of an extent that differs -> the piece of the older one, of equal length."""
+"""Storage of the newer checkpoint -> start of a differing extent -> the piece of the older one at the same place.
+
+Both pieces have the same length.
+"""
 
 
 def unchanged(before: Manifest, after: Manifest, loaded: Collection[str] | None = None) -> HeldExtents:
@@ -43,10 +46,11 @@ def old_pieces(before: Manifest, after: Manifest, loaded: Collection[str] | None
 def _pairs(
     before: Manifest, after: Manifest, loaded: Collection[str] | None
 ) -> Iterator[tuple[int, list[tuple[int, Extent, Extent]]]]:
-    """Yield storages of `after` with the start and the two extents where both have extents of equal start and length.
+    """Yield storages of `after` with the extents for which `before` has an extent of equal start and length.
 
-    A storage is included if all its leaves were in one storage of `before`, with the same names and layout: then a
-    target of these leaves holds the bytes of that storage at the same places.
+    For each such extent, its start, the extent of `before` and the extent of `after` are yielded. A storage is included
+    if all its leaves were in one storage of `before`, with the same names and layout, because a target with these
+    leaves then holds the bytes of that storage at the same places.
 
     Args:
         before: The manifest of the checkpoint that was loaded.
@@ -59,7 +63,8 @@ def _pairs(
         by_storage[leaf.storage].append(leaf)
     for storage, leaves in by_storage.items():
         old_storage = _old_storage(old, leaves)
-        # Pieces of tiles are not in row-major order, so equal pieces mean equal places only in equal tilings.
+        # Pieces of tiles are not in row-major order, so an equal start means the same place only if the tilings are
+        # equal.
         if old_storage is None or before.storages[old_storage].tiling != after.storages[storage].tiling:
             continue
         there = _places(before, old_storage)
@@ -70,7 +75,7 @@ def _pairs(
 def _old_storage(old: Mapping[str, LeafRecord], leaves: list[LeafRecord]) -> int | None:
     """Return the storage that held all the leaves in the same layout, or None."""
     old_storage = {old[leaf.name].storage for leaf in leaves if leaf.name in old}
-    # Tensors that were in two storages, or shared one with others, are at other places than before.
+    # If the tensors were in several storages, their places have changed.
     if len(old_storage) != 1:
         return None
     storage = old_storage.pop()
@@ -79,6 +84,6 @@ def _old_storage(old: Mapping[str, LeafRecord], leaves: list[LeafRecord]) -> int
 
 
 def _places(manifest: Manifest, storage: int) -> dict[int, Extent]:
-    """Return the pieces of a storage by their start."""
+    """Return the extents of a storage by their start."""
     extents = manifest.storages[storage].extents
     return dict(zip(accumulate((extent.length for extent in extents), initial=0), extents, strict=False))

@@ -1,4 +1,4 @@
-"""The values of a checkpoint by their names in `torch.distributed.checkpoint`."""
+"""Find the values of a checkpoint by their names in `torch.distributed.checkpoint` (DCP), and tensors by name."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from ckstore.tensors.walks import DICTS, leaf_numbers, parts_in
 class StateValue:
     """A value of a checkpoint."""
 
-    path: tuple[str | int, ...]  # its keys and list indexes
-    name: str  # its name in the state, by which `ckstore.Store.load` selects
-    node: Node  # its node
-    # Its leaf, if it is a tensor that is row-major and starts at the beginning of a storage; otherwise None.
+    path: tuple[str | int, ...]  # the keys and list indexes that lead to the value
+    name: str  # the name in the state, by which `ckstore.Store.load` selects
+    node: Node  # the node in the manifest
+    # The leaf, if the value is a tensor that is row-major and begins at the start of its storage; otherwise None.
     tensor: LeafRecord | None
 
 
 def entries_of(manifest: Manifest) -> dict[str, StateValue]:
-    """Return the values of a checkpoint by name: the names that it records, or those of flattening its state."""
+    """Return the values of a checkpoint by name: the names that it records, or the names from flattening its state."""
     if manifest.dcp_values is not None:
         given = ((value.name, value.path, *_at(manifest.state, value.path)) for value in manifest.dcp_values)
     else:
@@ -35,7 +35,7 @@ def entries_of(manifest: Manifest) -> dict[str, StateValue]:
         )
     found: dict[str, StateValue] = {}
     for name, path, own_name, node in given:
-        # {"a.b": x} and {"a": {"b": y}} flatten to one name, and one value would silently replace the other.
+        # {"a.b": x} and {"a": {"b": y}} flatten to the same name, and one value would silently replace the other.
         if name in found:
             msg = f"{manifest.name} has two values that torch.distributed.checkpoint would name {name!r}"
             raise BadInput(msg, hint="a key that contains a dot looks like two keys: save it under another key")
@@ -47,7 +47,7 @@ def _tensor(manifest: Manifest, node: Node) -> LeafRecord | None:
     if not isinstance(node, list) or node[0] != "leaf":
         return None
     leaf: LeafRecord = manifest.leaves[node[1]]
-    # DCP reads blocks of a row-major tensor; a view of a larger storage has no such blocks.
+    # DCP reads blocks of a row-major tensor, which a view of a larger storage does not have.
     plain = leaf.kind == "torch" and leaf.strides is None and leaf.offset == 0
     return leaf if plain else None
 
@@ -82,11 +82,14 @@ _NEAR = 5
 
 
 class TensorNames:
-    """Finds leaves, and tensors that consist of several, by their names in the state, with or without backslashes."""
+    """Finds leaves, and tensors that consist of several tensors, by their names in the state.
+
+    The names may be given with or without backslashes.
+    """
 
     def __init__(self, manifest: Manifest) -> None:
         self._manifest = manifest
-        self.leaves = {leaf.name: leaf for leaf in manifest.leaves}  # each by its name in the state
+        self.leaves = {leaf.name: leaf for leaf in manifest.leaves}  # name in the state -> leaf
 
     @cached_property
     def written(self) -> dict[str, str]:
@@ -95,7 +98,7 @@ class TensorNames:
 
     @cached_property
     def listed(self) -> list[str]:
-        """The names in the order of the state; a tensor that consists of several is listed by its own name."""
+        """The names in the order of the state. A tensor that consists of several tensors is listed by its own name."""
         wholes = {i: name for name, node in self._parts.items() for i in leaf_numbers(node)}
         names = dict.fromkeys(wholes.get(i, name) for i, name in enumerate(self.leaves))
         return [self.written[name] for name in names]
@@ -104,7 +107,7 @@ class TensorNames:
         return name in self.leaves or name in self._by_plain
 
     def find(self, name: str) -> LeafRecord | tuple[str, Node]:
-        """Return the leaf of that name, or the name and node of a tensor that consists of several."""
+        """Return the leaf of that name, or the name and node of a tensor that consists of several tensors."""
         meant = [name] if name in self.leaves or name in self._parts else self._by_plain.get(name, ())
         if len(meant) == 1:
             return self.leaves.get(meant[0]) or (meant[0], self._parts[meant[0]])

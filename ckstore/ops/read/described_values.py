@@ -40,7 +40,7 @@ class StoredSource(BytesSource):
 
 
 def places_of(found: FileValue, storages: Mapping[tuple[int, int], int]) -> dict[type, Place]:
-    """Return how to place the described values of a file, by their type.
+    """Return functions that convert the described values of a file to leaves and nodes of a state, by their type.
 
     Args:
         found: The value of the file.
@@ -51,8 +51,7 @@ def places_of(found: FileValue, storages: Mapping[tuple[int, int], int]) -> dict
         if view.kind:
             _unknown(Unknown(view.kind), path)
         reach_bytes = view.reach_bytes()
-        # Strides and sizes come from a pickle that anyone may have written, so they are checked before any memory is
-        # read.
+        # Anyone may have written the pickle with the strides and sizes, so check them before any memory is read.
         if reach_bytes is None:
             _refuse(path, f"a tensor of the shape {shown(view.shape)}")
         leaf = LeafRecord(path, "torch", view.dtype, view.shape, 0)
@@ -74,11 +73,11 @@ def places_of(found: FileValue, storages: Mapping[tuple[int, int], int]) -> dict
 
 
 def _check_storage(path: str, view: TensorView, reach_bytes: int, nbytes: int) -> None:
-    """Raise if a tensor exceeds its storage, or the pickle gives another size of the storage."""
+    """Raise if a tensor exceeds its storage, or if the pickle has another size for the storage."""
     if reach_bytes > nbytes:
         _refuse(path, f"a tensor that reaches to byte {reach_bytes} of a storage of {nbytes}")
     said = view.storage
-    # The bytes in the file may end within an element, but must have the right number of whole ones.
+    # The bytes in the file may end within an element, but the number of whole elements must be right.
     if said is not None and not said.count * said.item_bytes <= nbytes < (said.count + 1) * said.item_bytes:
         _refuse(path, f"a tensor in a storage of {nbytes} bytes, of which the pickle says {said.count} elements,")
 
@@ -93,7 +92,7 @@ def _unknown(value: Unknown, path: str) -> NoReturn:
 
 def _global(value: Global, path: str) -> Node:
     if value.module == "torch":
-        for tag in TORCH_NAMED:  # pickles name these values of torch like its functions
+        for tag in TORCH_NAMED:  # in a pickle, these values of torch look like functions
             if is_python_value([tag, value.name]):
                 return [tag, value.name]
     return _unknown(Unknown(str(value)), path)

@@ -1,4 +1,4 @@
-"""Compare two checkpoints, and on request also their values."""
+"""Compare two checkpoints by their manifests, and on request also by their values."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def diff(context: Context, before: AnyRef, after: AnyRef, *, values: bool, file:
         if names[0] == names[1] and ids[0] != ids[1]:
             names = [f"{name} ({id})" for name, id in zip(names, ids, strict=True)]
         found = replace(found, before=_named(names[0], paths[0]), after=_named(names[1], paths[1]))
-        # Digests show which tensors differ. Bytes are read only to measure by how much.
+        # Digests show which tensors differ. Values are read only to measure how much they differ.
         if not values:
             return found
         spelling = spellings_of(one.manifest, other.manifest)
@@ -64,7 +64,7 @@ def _named(name: str, path: str | None) -> str:
 def _measured(
     change: LeafChange, one: CheckpointDirectory, old: LeafRecord, other: CheckpointDirectory, new: LeafRecord
 ) -> LeafChange:
-    """Read a tensor of both checkpoints and compare the values; only one tensor at a time is in memory."""
+    """Read a tensor from both checkpoints, and add the largest difference of its values to the change."""
     from ckstore.tensors.compare import largest_difference
     from ckstore.tensors.state_restore import make_leaf
 

@@ -1,6 +1,6 @@
-"""Write the tensors of a saved state as safetensors files, and the other values as JSON next to them.
+"""Write the tensors of a saved state as safetensors files, and its other values as JSON next to them.
 
-`export_files` writes, checks and publishes the files.
+`export_files` has the functions that write, check and publish the files.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ STATE_NAME = "state.json"
 STATE_VERSION = 1
 
 _FLUSH_BYTES = 2**20
-_VALUE_BYTES = 100  # about the size of a value in ``state.json`` with its name
+_VALUE_BYTES = 100  # the approximate size of a value in ``state.json`` with its name
 
 
 def check_shard(max_shard_bytes: int | str) -> int:
@@ -101,7 +101,7 @@ def export_open(
             written.append(work.small(STATE_NAME, work.state_parts(plan)))
         written += work.write_sums()
         tree.publish()
-    # In the order of state.json.
+    # The names are in the order of state.json.
     names = [leaf.name for leaf in plan.unheld] + [name for name, _ in plan.values.values]
     return ExportReport(
         name=directory.manifest.name,
@@ -115,7 +115,7 @@ def export_open(
 
 
 def versions_left_out(plan: ExportPlan) -> tuple[str, ...]:
-    """Return a sentence for each versions attribute of torch that no file holds."""
+    """Return a sentence for each attribute with torch's versions of modules, which no file can hold."""
     return tuple(
         f"{name or 'the state itself'}: the versions of modules that torch keeps in _metadata"
         for name in spelled(plan.values.torch_versions)
@@ -123,7 +123,7 @@ def versions_left_out(plan: ExportPlan) -> tuple[str, ...]:
 
 
 def shards_of(plan: ExportPlan, most_bytes: int | None, stem: str = "model") -> list[ShardFile]:
-    """Return the files for the tensors, each with at most `most_bytes` of them; if None, one file."""
+    """Return the files for the tensors, each with at most `most_bytes` of tensors, or one file if None."""
     if most_bytes is None:
         most_bytes = sum(tensor.nbytes for tensor in plan.tensors)
     cut = cut_shards([tensor.nbytes for tensor in plan.tensors], most_bytes)
@@ -164,7 +164,7 @@ class TensorWork(Work):
         return ExportedFile(shard.name, shard.layout.nbytes, len(shard.tensors))
 
     def state_parts(self, plan: ExportPlan) -> Iterator[bytes]:
-        """Yield ``state.json`` in parts: one line for each value, which can be read and searched as text."""
+        """Yield ``state.json`` in parts. It has one line for each value, so that it can be searched as text."""
         manifest = self.directory.manifest
         head = {
             "format": "ckstore-state",
@@ -191,7 +191,7 @@ class TensorWork(Work):
         yield (text + "\n}\n").encode("ascii")
 
     def _by_place(self, leaves: tuple[LeafRecord, ...]) -> Iterator[int]:
-        """Yield the indexes of nonempty tensors by storage and offset; the reader is set to that storage."""
+        """Yield the indexes of nonempty tensors by storage and offset. Before each, set the reader to the storage."""
         storage = -1
         for i in sorted(range(len(leaves)), key=lambda i: (leaves[i].storage, leaves[i].offset)):
             if 0 in leaves[i].shape:

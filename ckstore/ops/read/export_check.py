@@ -1,4 +1,4 @@
-"""Compare the files of an export with the sums written next to them; no store is needed."""
+"""Compare the files of an export with the sums that were written next to them. No store is needed."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def verify_export(path: Path, progress: Progress | None) -> ExportCheck:
     sums = _read_sums(folder / sums_name, path)
     check = _Check(folder, progress)
     record: _Record | None = None
-    # Truncated sums, or sums rewritten by a tool: a file without a sum must not count as intact.
+    # The sums file may have been truncated, or rewritten by a tool, so a file without a sum must not count as intact.
     unsummed = [record_name] if record_name not in sums and (folder / record_name).exists() else []
     if record_name in sums and check.is_right(record_name, sums.pop(record_name), ()):
         record = _Record(folder / record_name)
@@ -84,7 +84,7 @@ def _read_sums(path: Path, export: Path) -> dict[str, str]:
         name = found[3]
         if found[1]:
             name = _ESCAPED.sub(lambda escape: _UNESCAPED.get(escape[1], escape[0]), name)
-        # The file may come from a stranger: it must not lead to files outside the export.
+        # The sums file may come from an untrusted source and must not lead to files outside the export.
         check_path(name, f"a name in {path}")
         sums[name] = found[2]
     return sums
@@ -107,14 +107,14 @@ class _Record:
                     (FileRegion(str(tensor), int(start), int(stop)), str(digest))
                     for tensor, start, stop, digest in file["regions"]
                 ]
-        except BadInput as error:  # before ValueError, its base class
+        except BadInput as error:  # this is caught before its base class `ValueError`
             raise DamagedBlob(f"the record of the export is damaged: {error.message}", hint=_AGAIN) from error
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DamagedBlob(f"{path} is not a record of an export: {error!r}", hint=_AGAIN) from error
 
     @property
     def names(self) -> Iterable[str]:
-        """The files of the export except the record and the sums."""
+        """The names of the files of the export, except those of the record and the sums."""
         return self._files
 
     def regions(self, name: str) -> tuple[tuple[FileRegion, str], ...]:
@@ -129,12 +129,12 @@ class _Check:
         self.damage: list[ExportDamage] = []
         self.file_count = 0
         self.checked_bytes = 0
-        self.total_bytes = 0  # 0 while unknown
+        self.total_bytes = 0  # the total size of the files; 0 until it is known
         self._folder = folder
         self._progress = progress
 
     def is_right(self, name: str, sha256: str, regions: tuple[tuple[FileRegion, str], ...]) -> bool:
-        """Read a file, record whether it differs and in which of its regions, and return whether it matches."""
+        """Read a file; return whether it matches its sum, and otherwise record the regions that differ."""
         self.file_count += 1
         found = FileSum([region for region, _ in regions])
         try:
@@ -162,7 +162,7 @@ class _Check:
         except OSError as error:
             raise DamagedBlob(f"it cannot be opened: {error.strerror}") from error
         try:
-            direct.drop_cached(fd)  # so that bytes are read from the disk if possible
+            direct.drop_cached(fd)  # this makes the kernel read the bytes from the disk, if possible
             for at, data in file_parts(fd, name, status.st_size):
                 yield at, data
                 self.checked_bytes += len(data)

@@ -1,8 +1,8 @@
 """Functions for all exports: check space, write files, read them back from the disk, report progress.
 
-Files are built next to the destination and renamed, so the export is complete or absent. Memory is bounded: tensors
-are copied through one buffer, and every piece is checked while it is copied. Written data is made durable, read back,
-and compared by digest before it is published.
+Files are built next to the destination and then renamed, so that the export is complete or does not exist. Memory use
+is bounded, because tensors are copied through one buffer. Every piece is checked while it is copied. Written data is
+made durable, read back, and compared by digest before it is published.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _ALGORITHM = ALGORITHMS["xxh3_128"]
 
 @dataclass(frozen=True, slots=True)
 class WrittenPart:
-    """Bytes that were written at once: their place, in one or several runs, and their digest."""
+    """Bytes that were written at once: their place in the file, in one or several runs, and their digest."""
 
     start: int
     runs: Runs
@@ -65,7 +65,8 @@ class Meter:
 
     def add(self, nbytes: int) -> None:
         """Count bytes."""
-        self._done_bytes = min(self._done_bytes + nbytes, self._all_bytes)  # small files are not in the total
+        # Small files are not included in the total, so the sum could exceed it.
+        self._done_bytes = min(self._done_bytes + nbytes, self._all_bytes)
         if self._progress is not None:
             self._progress(self._done_bytes, self._all_bytes)
 
@@ -81,7 +82,7 @@ def building(
 ) -> Iterator[tuple[NewTree, RangeReader]]:
     """Create a tree for `path`, or for one file of that name, and yield it with a reader of the checkpoint.
 
-    `beside` has further names in the directory of that one file that must not exist.
+    `beside` are the names of further files in the directory of that one file, which must not exist.
     """
     try:
         with NewTree.beside(path, one_file=one_file, others=beside) as tree:
@@ -168,7 +169,10 @@ def _start(part: WrittenPart) -> int:
 
 
 def _in_file_order(parts: Iterable[tuple[WrittenPart, RunningDigest]]) -> Iterator[DigestSpan]:
-    """Yield the runs of parts, which are sorted by their starts; runs of parts with equal start may interleave."""
+    """Yield the runs of parts in the order of the file. The parts are sorted by start.
+
+    Runs of parts with equal start may interleave.
+    """
     for _, group in groupby(parts, key=lambda pair: pair[0].start):
         yield from heapq.merge(*(_spans(part, digest) for part, digest in group), key=lambda span: span.start)
 
@@ -186,12 +190,12 @@ class Work:
     tree: NewTree
     reader: RangeReader
     meter: Meter
-    sums: ExportSums | None  # of the files of the export; None if not requested
+    sums: ExportSums | None  # the sums of the files of the export; None if not requested
 
     def small(
         self, name: str, contents: Iterable[bytes | memoryview], regions: Sequence[FileRegion] = ()
     ) -> ExportedFile:
-        """Write a file from its parts; the total of the progress does not include it."""
+        """Write a small file from its parts. It is not included in the total of the progress."""
         with self.tree.create_file(name) as fd:
             parts, at = [], 0
             for content in contents:
@@ -215,7 +219,7 @@ class Work:
         wanted = [(part, _ALGORITHM.start()) for part in sorted(parts, key=_start)]
         written = SpanDigests(_in_file_order(wanted))
         found = None if self.sums is None else FileSum(regions)
-        # In the order of the file, as SHA-256 needs: parts of a strided tensor interleave.
+        # Read in the order of the file, which SHA-256 needs, and not part by part: parts of strided tensors interleave.
         for at, data in file_parts(fd, name, nbytes):
             written.add(at, data)
             if found is not None:
@@ -235,15 +239,15 @@ class Work:
         record, last = names
         directory = self.directory
         written = self.small(record, self.sums.record(directory.manifest.name, directory.manifest_id))
-        # The record is a file of the export, so it has a sum. The sums have none of their own.
+        # The sums file has a sum for the record, which is a file of the export, but none for itself.
         about = (written, self.small(last, [self.sums.sums()]))
         if not self.sums.signs:
             return about
-        # Last: it also covers the sums, and no file can cover itself.
+        # Write the statement last, since it also covers the sums file.
         return *about, self.small(STATEMENT_NAME, [self.sums.statement(self.tree.destination.name)])
 
     def metered(self, contents: Iterable[memoryview]) -> Iterator[memoryview]:
-        """Yield the same parts, and count each when the next one is requested."""
+        """Yield the given parts, and count each for the progress when the next one is requested."""
         for content in contents:
             yield content
             self.meter.add(len(content))

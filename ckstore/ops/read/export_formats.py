@@ -24,7 +24,7 @@ def export(
     ref: AnyRef,
     destination: str | os.PathLike[str],
     *,
-    format: ExportFormat,  # noqa: A002 - the word of the command line
+    format: ExportFormat,  # noqa: A002 - the same name as on the command line
     max_shard_bytes: int | str,
     strip_prefix: bool,
     add: Sequence[str | os.PathLike[str]] = (),

@@ -1,7 +1,7 @@
-"""Plan an export: which tensors and values it writes under which names, by the manifest. No data is read.
+"""Plan an export from the manifest: which tensors and values are written under which names. No data is read.
 
-Tensors keep the order of the state. If several are the same view of the same memory, the first is written. The metadata
-names the others, as in safetensors' `save_model`.
+Tensors keep the order of the state. If several tensors are the same view of the same memory, only the first is written,
+and the metadata names the others, as in safetensors' `save_model`.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from ckstore.ops.read.load import Select, as_filter
 from ckstore.tensors.files.quantized_names import QuantizedNames
 from ckstore.tensors.memory_layout import row_major
 
-UNHELD_MOST_BYTES = 64 * 2**10  # maximum size of a value that safetensors cannot hold, in a JSON file
-TEXT_MOST_BYTES = 16 * 2**20  # the same for bytes and strings
+# The maximum sizes of values that safetensors cannot hold, and that are therefore written to a JSON file.
+UNHELD_MOST_BYTES = 64 * 2**10  # for tensors and arrays
+TEXT_MOST_BYTES = 16 * 2**20  # for bytes and strings
 _SHOWN = 5
 _NOT_AS_METADATA = ("format", "total_size")
-"""Keys with another meaning in the metadata of a file or of the index; a tensor of such a name is always written."""
+"""Keys with another meaning in the metadata of a file or of the index. A tied tensor of such a name is written."""
 _LAST_PART = re.compile(r"(?:\\.|[^\\.])*\Z")
 _WILDCARD = re.compile(r"[*?]")
 
@@ -35,8 +36,8 @@ class ExportPlan:
     """The content of an export."""
 
     leaves: tuple[LeafRecord, ...]  # the tensors that are written, in the order of the state
-    tensors: tuple[TensorToWrite, ...]  # the same, as they are written to the files
-    tied: dict[str, str]  # name that is left out -> name of the tensor that it is tied to
+    tensors: tuple[TensorToWrite, ...]  # the same tensors, as they are written to the files
+    tied: dict[str, str]  # name of a tensor that is not written -> name of the tensor that it is tied to
     unheld: tuple[LeafRecord, ...]  # leaves that are written to ``state.json``
     values: PlainValues  # the other values in ``state.json``
     metadata: Mapping[str, str]  # the metadata of each file
@@ -50,7 +51,7 @@ class ExportPlan:
 def plan_export(
     manifest: Manifest, *, select: Select = None, strip_prefix: bool = False, ties: bool = True
 ) -> ExportPlan:
-    """Return the content of an export of the checkpoint; without `ties`, each tied tensor is written separately.
+    """Return the content of an export of a checkpoint. Without `ties`, each tied tensor is written separately.
 
     Raises:
         BadInput: Two tensors would have the same name, a value that safetensors cannot hold is too large for a JSON
@@ -82,7 +83,7 @@ def plan_export(
             raise BadInput(msg, hint="select one of them, with the backslashes in its name")
         seen[tensor.name] = leaf.name
     _check_sizes(manifest, unheld)
-    # torchao looks up every part by its own name, and ignores other names in the metadata.
+    # torchao looks up every part by its own name and ignores ties in the metadata, so tied tensors must be written.
     written, tied = _untie(held) if ties and not quantized.names else (held, {})
     return ExportPlan(
         leaves=tuple(leaf for leaf, _ in written),
@@ -102,19 +103,19 @@ def refuse_files(manifest: Manifest) -> None:
 
 
 def leaf_bytes(manifest: Manifest, leaf: LeafRecord) -> int:
-    """Return the bytes of the elements of a leaf."""
+    """Return the size of the elements of a leaf in bytes."""
     item_bytes = itemsize(leaf.kind, leaf.dtype)
     return manifest.storages[leaf.storage].nbytes if item_bytes is None else item_bytes * math.prod(leaf.shape)
 
 
 def is_one_key(leaf: LeafRecord, name: str) -> bool:
-    """Whether `name`, under which a tensor is written, is one key of a dict, as in the state dict of a module."""
+    """Whether the written name of a tensor is a single key, as in the state dict of a module, and not a path."""
     last = _LAST_PART.search(leaf.name)
     return last is not None and name != "" and plain(last[0]) == name
 
 
 def strides_of(leaf: LeafRecord) -> tuple[int, ...] | None:
-    """Return the strides of a tensor, 0 where they have no effect; None if it is row-major without gaps."""
+    """Return the strides of a tensor, or None if it is row-major without gaps. Strides without effect are 0."""
     if leaf.strides is None or 0 in leaf.shape:
         return None
     strides = _that_matter(leaf.shape, leaf.strides)
@@ -156,7 +157,7 @@ def _untie(
 
 
 def _prefix_of(select: Select) -> str:
-    """Return the common path of everything selected, without backslashes."""
+    """Return the common path of all selected names, without backslashes."""
     hint = "give select= the name of one part, such as model"
     if select is None or callable(select):
         raise BadInput("strip_prefix removes the prefix in select, but select has none", hint=hint)
@@ -178,7 +179,7 @@ def _prefix_of(select: Select) -> str:
 
 
 class _PrefixStripper:
-    """Removes a prefix from names; a tensor whose name is the prefix keeps the last part of it."""
+    """Removes a prefix from names. If the name of a tensor is the prefix itself, its last part is kept."""
 
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix

@@ -1,6 +1,6 @@
-"""SHA-256 sums of the files of an export, and a record that names its checkpoint and has a digest of each tensor.
+"""Compute SHA-256 sums of the files of an export, and a record with the checkpoint and a digest of each tensor.
 
-They are computed from the bytes that an export reads back from the disk before it is published.
+The sums and digests are computed from the bytes that an export reads back from the disk before it is published.
 """
 
 from __future__ import annotations
@@ -15,20 +15,22 @@ from ckstore.errors import BadInput
 from ckstore.model.digest import ALGORITHMS, RunningDigest
 
 Sums = bool | Literal["model-signing"]
-"""Whether an export has sums; ``model-signing`` adds the statement that the tool of OpenSSF signs."""
+"""Whether an export has sums. ``model-signing`` also writes the statement that OpenSSF's model-signing tool signs."""
 SUMS_NAME = "SHA256SUMS"
 STATEMENT_NAME = "model.intoto.json"
 _SIGNATURE_NAME = "model.sig"
-# The tool ignores these too when it signs a directory. A verification counts other files without a sum as an error.
+# The model-signing tool also ignores these names when it signs a directory. In its verification, any other file without
+# a sum is an error.
 _GIT_NAMES = (".git", ".gitattributes", ".github", ".gitignore")
 RECORD_NAME = "ckstore-export.json"
 RECORD_FORMAT = "ckstore-export"
 RECORD_VERSION = 1
-ALGORITHM = ALGORITHMS["xxh3_128"]  # for regions: it shows where a file differs; SHA-256 decides whether it does
+# The algorithm for regions, whose digests show where a file differs. Whether it differs is decided by SHA-256.
+ALGORITHM = ALGORITHMS["xxh3_128"]
 
 
 def beside_file(name: str) -> tuple[str, str]:
-    """Return the names of the record and the sums for an export that is one file."""
+    """Return the names of the record and of the sums file next to an export that is one file."""
     return f"{name}.{RECORD_NAME}", f"{name}.sha256"
 
 
@@ -41,7 +43,7 @@ class FileRegion(NamedTuple):
 
 
 class DigestSpan(NamedTuple):
-    """Bytes of a file, and the digest that includes them."""
+    """A range of bytes in a file, and the running digest to which they are added."""
 
     start: int
     stop: int
@@ -49,7 +51,7 @@ class DigestSpan(NamedTuple):
 
 
 class SpanDigests:
-    """Adds the bytes of a file, in its order, to the digests of spans that are sorted in that order."""
+    """Adds the bytes of a file to the digests of spans. Bytes and spans must be in the order of the file."""
 
     def __init__(self, spans: Iterable[DigestSpan]) -> None:
         self._spans = iter(spans)

@@ -1,8 +1,8 @@
-"""Present a committed file as a saved state: the manifest that saving its value would create, over the file's pieces.
+"""Present a committed file as a saved state, so that all code that reads a saved state can also read the file.
 
-Tensors remain in the blobs of the checkpoint. Long strings, bytes and NumPy arrays, which are in the pickle of the
-file, are put into a file in memory that serves as one more blob. Thus all code that reads a checkpoint can read a file
-of it.
+The manifest of this state is the one that saving the value of the file would create. Its tensors are in the blobs of
+the checkpoint. Long strings, bytes and NumPy arrays, which are in the pickle of the file, are put into a file in memory
+that serves as one more blob.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from ckstore.ops.read.committed_file import StoredFile, find_file
 from ckstore.ops.read.described_values import StoredSource, places_of
 from ckstore.tensors.described import Most, TooMuchDescribed, capture_described
 
-# A pickle of a few kilobytes can describe billions of values: these bounds keep a hostile file from filling the memory.
+# A pickle of a few kilobytes can describe billions of values. These limits keep a hostile file from filling the memory.
 _VALUES_MOST, _CHARS_MOST = 5_000_000, 2**28
 _CHARS_LEAST = 2**24
-_TIMES = 64  # two bytes of a pickle can repeat a remembered value at another place
+_TIMES = 64  # the maximum number of values per byte of the pickle, in which two bytes can repeat a value
 _ALIGN_BYTES = 64
 _SHOWN_MOST = 20
 _NAME_CHARS_SHOWN = 300
@@ -44,15 +44,15 @@ def state_of(
     verify: bool = True,
     can_select: bool = True,
 ) -> Iterator[CheckpointDirectory]:
-    """Yield an open checkpoint unchanged, or with `file`, as the state that this file holds.
+    """Yield an open checkpoint unchanged, or with `file`, a view of the state in this file.
 
     Args:
         directory: The checkpoint.
         file: The path of a committed file.
         chunk_bytes: The size of chunks for values without a piece of their own.
-        keep: Which names the caller needs. Other values that cannot be loaded are not errors.
-        verify: Check the bytes that are read from the file.
-        can_select: Whether the caller can leave out values that cannot be loaded, for the advice.
+        keep: Which names the caller needs. It is no error if other values cannot be loaded.
+        verify: Whether to check the bytes that are read from the file.
+        can_select: Whether the caller can skip values that cannot be loaded, so that the error can advise this.
 
     Raises:
         CannotLoad: The file holds no state that can be loaded.
@@ -65,7 +65,7 @@ def state_of(
     try:
         view = _view(directory, file, chunk_bytes=chunk_bytes, keep=keep, verify=verify)
     except CannotLoad as error:
-        # "" is the state itself, of which no part can be selected.
+        # The name "" means the state itself. If it cannot be loaded, no part of it can be selected.
         if can_select and error.refused and "" not in error.refused:
             error.hint = f"select= takes the rest; {error.hint}"
         raise
@@ -76,21 +76,19 @@ def state_of(
 
 
 class _FileView(CheckpointDirectory):
-    """An open checkpoint with the manifest of a file in it, and one more blob, which is in memory.
-
-    The lock belongs to the checkpoint, which is closed later.
-    """
+    """An open checkpoint with the manifest of the state in one of its files, and with one more blob in memory."""
 
     def __init__(self, directory: CheckpointDirectory) -> None:
-        # The lock is borrowed: closing the view must leave the caller's checkpoint open.
+        # The lock belongs to the caller's checkpoint, which must remain open when the view is closed.
         super().__init__(directory.path, directory.lock, directory.stamp, directory.manifest, directory.manifest_id)
         self.threads = directory.threads
         self.fetch = directory.fetch
         self.rescue = directory.rescue
         self._in_memory: dict[str, int] = {}
         report_damage = directory.on_damage
-        # The manifest of the view has other storages: the mark of damage must name tensors of the checkpoint.
-        if report_damage is not None:  # it reads the manifest of the checkpoint
+        # The mark of damage must name tensors of the checkpoint, so pass the checkpoint: the manifest of the view has
+        # other storages.
+        if report_damage is not None:
             self.on_damage = lambda _, error: report_damage(directory, error)
 
     def add_blob(self, data: bytearray, algorithm: Algorithm) -> BlobRecord:
@@ -103,7 +101,7 @@ class _FileView(CheckpointDirectory):
         fd = self._in_memory.get(digest)
         if fd is None:
             return super()._opened(digest)
-        # The reader closes its descriptor; the blob in memory exists until the view is closed.
+        # Return a duplicate, since the reader closes its descriptor, but the blob must exist until the view is closed.
         again = os.dup(fd)
         return again, os.fstat(again)
 
@@ -126,7 +124,7 @@ def _view(
             captured, refused = capture_described(found.value, places_of(found, stored.storages), most)
         except (Refused, TooMuchDescribed) as error:
             raise CannotLoad(f"{path} of {name} cannot be loaded as a state: {error}", hint=_HINT, file=path) from error
-    # The rest of a state is usable if only one object cannot be loaded.
+    # If one object cannot be loaded, the rest of the state is usable, so only the wanted values count.
     wanted = [error for error in refused if keep is None or keep(error.path)]
     if wanted:
         raise _cannot_load(path, name, wanted)
@@ -154,7 +152,7 @@ def _cannot_load(path: str, name: str, refused: Sequence[CannotStore]) -> Cannot
 
 
 def _take(view: _FileView, captured: Captured, chunk_bytes: int) -> None:
-    """Set the manifest of the view to that of the captured state."""
+    """Set the manifest of the view to the manifest of the captured state."""
     manifest = view.manifest
     algorithm = algorithm_of(view.manifest_id)
     own = len(manifest.blobs)
@@ -178,7 +176,7 @@ def _take(view: _FileView, captured: Captured, chunk_bytes: int) -> None:
 
 
 def _packed(source: ByteSource, data: bytearray, blob: int, chunk_bytes: int, algorithm: Algorithm) -> StorageRecord:
-    """Add the bytes of a value to `data`, cut as a save would cut them."""
+    """Add the bytes of a value to `data`; return its storage, cut as a save would cut it."""
     extents = []
     for start in range(0, source.nbytes, chunk_bytes):
         part = source.view(start, min(start + chunk_bytes, source.nbytes))

@@ -42,7 +42,7 @@ Select = str | Sequence[str] | Callable[[str], bool] | None
 
 
 def as_filter(select: Select, argument: str = "select") -> Callable[[str], bool] | None:
-    """Return `select`, given as this argument, as a function of a name; None if everything is selected."""
+    """Return `select` as a function of a name, or None if everything is selected; `argument` is for messages."""
     if select is None or callable(select):
         return select
     try:
@@ -52,13 +52,13 @@ def as_filter(select: Select, argument: str = "select") -> Callable[[str], bool]
     globs = [glob for glob in given if isinstance(glob, str)]
     if len(globs) < len(given):
         raise BadInput(f"{argument} must be a glob, a list of globs or a function of a name, got {select!r}")
-    # Both spellings: people write model.0.weight, the state has model.0\.weight (docs/adr/0003).
+    # Compare both spellings, since people write model.0.weight, but the state has model.0\.weight (docs/adr/0003).
     return lambda name: any(_selects(glob, form) for glob in globs for form in {name, plain(name)})
 
 
 def _selects(glob: str, name: str) -> bool:
     below = name.startswith(glob) and name[len(glob) : len(glob) + 1] in (".", "[")
-    # Brackets are literal, since names contain them: layers[0].weight.
+    # Brackets are literal, since names contain them, such as layers[0].weight.
     return name == glob or below or fnmatchcase(name, glob.replace("[", "[[]"))
 
 
@@ -67,7 +67,7 @@ class StatePart(ABC):
 
     @abstractmethod
     def names(self, manifest: Manifest, keep: Callable[[str], bool] | None) -> Callable[[str], bool]:
-        """Return a filter for names in the whole state. `keep` filters names in the part.
+        """Return a filter for names in the whole state. `keep` is a filter for names in the part.
 
         Raises:
             BadInput, NoSuchRef: The checkpoint has no such part.
@@ -75,7 +75,7 @@ class StatePart(ABC):
 
     @abstractmethod
     def of(self, state: object) -> object:
-        """Return the part of a state that was loaded with the filter."""
+        """Return the part of `state`, which was loaded with the filter."""
 
 
 def load(
@@ -107,7 +107,7 @@ def load(
                 max_bytes=max_bytes,
             )
         manifest = directory.manifest
-        # Loading a few values, such as a record, does not make the checkpoint a parent.
+        # Loading only a few values without tensors does not make the checkpoint a parent.
         if select is None or needed_storages(manifest.state, manifest.leaves, as_filter(wanted)):
             continue_from(context, Parent.loaded(manifest, directory.manifest_id))
         return state if part is None else part.of(state)
@@ -126,23 +126,23 @@ def _source(
     """Return a context with the source of a load: the checkpoint, or a file of it as a state."""
     if file is None:
         return nullcontext(directory)
-    from ckstore.ops.read.file_state import state_of  # late: it imports the readers of all file formats
+    from ckstore.ops.read.file_state import state_of  # rarely needed: it imports the readers of all file formats
 
     return state_of(directory, file, chunk_bytes=chunk_bytes, keep=keep, verify=verify)
 
 
 def continue_from(context: Context, parent: Parent) -> None:
     """Make a loaded checkpoint the parent of the next save."""
-    # The key "" is for the next save to any other run: a fine-tuning that saves to a run of its own gets the loaded
-    # checkpoint as parent.
+    # The key "" applies to the next save to any other run, so that a fine-tuning that saves to its own run gets the
+    # loaded checkpoint as parent.
     parent = parent._replace(load=next_load())
     context.known.last_parents[parent.run] = context.known.last_parents[""] = parent
     context.notices.run_guessed = parent.run if context.notices.run_was_open else ""
 
 
 def lose_parents(context: Context) -> None:
-    """Make the next save have no parent: a failed load has left parts of another checkpoint in its target."""
-    # The entries remain, without an id, so that a background saver receives the change.
+    """Make the next save have no parent, because a failed load has left parts of another checkpoint in its target."""
+    # The entries are not removed but lose their id, so that a background saver receives the change.
     lost = LOST._replace(load=next_load())
     context.known.last_parents.update(dict.fromkeys([*context.known.last_parents, ""], lost))
 
@@ -166,10 +166,10 @@ def load_open(
         raise BadInput(msg, hint=f"file={near[0]!r} loads the state in that file; {hint}" if near else hint)
     keep = as_filter(select)
     needed = needed_storages(manifest.state, manifest.leaves, keep)
-    # An empty selection is an error only for globs: the author of a function may intend it.
+    # An empty selection is an error only for globs, since it may be intended with a function.
     if not needed:
         check_selection(directory, select)
-    # Before gigabytes are read: an unusable location must fail first.
+    # Create the sink first, so that an unusable location fails before gigabytes are read.
     sink = sink_of(location, manifest.leaves)
     nbytes = sum(manifest.storages[storage].nbytes for storage in needed)
     check_bound(manifest.name, nbytes, max_bytes, "load a part with select=")
@@ -177,7 +177,7 @@ def load_open(
     if mmap:
         memories = map_memories(directory, needed, verify=verify)
     else:
-        # Directly, so that host memory need not hold a second copy of the model.
+        # Read directly into the sink, so that host memory need not hold a second copy of the model.
         memories = {} if sink is HOST else read_to_sink(directory, needed, sink, verify=verify, tally=tally)
         others = [index for index in needed if index not in memories]
         memories.update(read_memories(directory, others, verify=verify, tally=tally))
@@ -186,10 +186,10 @@ def load_open(
 
 
 def check_selection(directory: CheckpointDirectory, select: Select, argument: str = "select") -> None:
-    """Raise if a selection matches no value: a misspelled name must not look like an empty checkpoint.
+    """Raise if a selection matches no value, since a misspelled name must not look like an empty checkpoint.
 
     Raises:
-        NoSuchRef: It matches nothing. A function may match nothing.
+        NoSuchRef: The globs match nothing. A function may match nothing.
     """
     keep = as_filter(select, argument)
     if keep is None or callable(select):
@@ -202,7 +202,7 @@ def check_selection(directory: CheckpointDirectory, select: Select, argument: st
 def map_memories(directory: CheckpointDirectory, storages: Iterable[int], *, verify: bool) -> dict[int, StorageMemory]:
     """Map storages copy-on-write, and read those that cannot be mapped.
 
-    With `verify`, every byte is read and checked now, and not when it is used.
+    With `verify`, every byte is read and checked now. Mapped bytes are not checked when they are used.
     """
     names = names_of(directory)
     records = directory.manifest.storages
@@ -212,18 +212,18 @@ def map_memories(directory: CheckpointDirectory, storages: Iterable[int], *, ver
         maps = PieceMaps(directory)
         for i in sorted(storages, key=lambda i: (maps.place(records[i].extents), i)):
             view = None if records[i].tiling is not None else maps.map(records[i].extents, names.name(i))
-            # No view: the storage is encoded or does not begin at a page, or its bytes are mapped already. They are
-            # not mapped again, since the number of mappings of a process is limited.
+            # A storage cannot be mapped if it is encoded or does not begin at a page. If its bytes are already mapped,
+            # they are not mapped again, since the number of mappings of a process is limited.
             if view is None:
                 to_read.append(i)
             else:
                 memories[i] = wrap(names.kind(i), view)
         for i in wrong_memories(directory, memories) if verify else ():
             del memories[i]
-            to_read.append(i)  # reading it reports the damage, or has it repaired
+            to_read.append(i)  # reading the storage reports or repairs the damage
         decoded = [i for i in to_read if not all(has_file(directory, extent) for extent in records[i].extents)]
         nbytes = sum(records[i].nbytes for i in decoded)
-        # Do not warn about small tensors in an old pack: a checkpoint that was never compacted can have those too.
+        # Do not warn about small tensors in an encoded old pack, which even a checkpoint that remains plain can have.
         if nbytes >= _SAID_BYTES:
             tensors = counted(len(decoded), "storage")
             warn(

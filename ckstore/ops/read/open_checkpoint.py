@@ -1,4 +1,4 @@
-"""An open checkpoint: names without data, single tensors, and slices."""
+"""An open checkpoint, from which names, single tensors and slices can be read."""
 
 from __future__ import annotations
 
@@ -69,10 +69,10 @@ class LeafSummary:
 
 
 class OpenCheckpoint:
-    """A checkpoint that is open for reading; a context manager. It is not deleted while it is open.
+    """A checkpoint that is open for reading, as a context manager. It is not deleted while it is open.
 
-    A forked child, or a process that unpickles it, opens the checkpoint again when it first reads from it. Each process
-    has its own open checkpoint, and closes it independently.
+    A forked child opens the checkpoint again when it first reads from it. A process that unpickles this object opens
+    the checkpoint at once. Each process has its own open checkpoint, and closes it independently.
 
     Attributes:
         info: The facts about the checkpoint.
@@ -84,7 +84,7 @@ class OpenCheckpoint:
         check_bound(info.name, 0, max_bytes, "")
         self.info = info
         self._max_bytes = max_bytes
-        self._store = store  # the `ckstore.Store` that opened it, if one did
+        self._store = store  # the `ckstore.Store` that opened it, or None
         self._directory = directory
         self._reopened: dict[CheckpointDirectory, CheckpointDirectory] = {}
         self._closed = False
@@ -93,8 +93,9 @@ class OpenCheckpoint:
     def keys(self) -> list[str]:
         r"""Return the names of all tensors, arrays, and long bytes and strings, in the order of the state.
 
-        A dot in a key is written without a backslash, unless two names would then be equal. A tensor that consists of
-        several, such as a sparse or a quantized one, is listed by its own name. Its parts can also be read by name.
+        A dot in a key is written without a backslash, unless two names would then be equal. If a tensor consists of
+        several tensors, as a sparse or a quantized one does, its own name is listed. Its parts can also be read by
+        name.
         """
         return BriefList(self._names.listed)
 
@@ -116,7 +117,7 @@ class OpenCheckpoint:
 
         Raises:
             NoSuchRef: No value has that name.
-            InsufficientSpace: It does not fit into memory, or is larger than `max_bytes` of `open_checkpoint`.
+            InsufficientSpace: The value does not fit into memory, or is larger than `max_bytes` of `open_checkpoint`.
             DamagedBlob: Its bytes are damaged or missing.
         """
         found, leaves = self._names.find(name), self._directory.manifest.leaves
@@ -133,7 +134,7 @@ class OpenCheckpoint:
 
         Raises:
             NoSuchRef: No value has that name.
-            BadInput: It is a tensor that consists of several, and has no rows of its own.
+            BadInput: The tensor consists of several tensors, and has no rows of its own.
         """
         found = self._names.find(name)
         if isinstance(found, LeafRecord):
@@ -149,7 +150,7 @@ class OpenCheckpoint:
         found = []
         for name, leaf in self._names.leaves.items():
             size = itemsize(leaf.kind, leaf.dtype)
-            # A value without items, such as a string, has a storage of its own.
+            # A value without items, such as a string, occupies a whole storage.
             nbytes = (
                 self._directory.manifest.storages[leaf.storage].nbytes if size is None else size * math.prod(leaf.shape)
             )
@@ -164,32 +165,33 @@ class OpenCheckpoint:
 
     @property
     def kept_bytes(self) -> int:
-        """Total size of the files with its blobs, plain or encoded. Other checkpoints may share them."""
+        """The total size in bytes of the files with its blobs, plain or encoded. Other checkpoints may share them."""
         return self._directory.manifest.kept_bytes
 
     @property
     def saved_bytes(self) -> int:
-        """By how many bytes compaction made these files smaller; 0 if no blob is encoded."""
+        """The number of bytes by which compaction made its files smaller, or 0 if no blob is encoded."""
         manifest = self._directory.manifest
         return sum(blob.nbytes for blob in manifest.blobs) - manifest.kept_bytes
 
     @property
     def health(self) -> Health | None:
-        """How many values of its tensors are not finite, and which parts change; None if its save did not check."""
+        """The counts of values that are not finite, and the parts that change, or None if the save did not check."""
         return self._directory.manifest.health
 
     def files(self) -> list[FileSummary]:
-        """Return the path, kind, mode and size of committed files in the order of paths; empty for a saved state."""
+        """Return the path, kind, mode and size of committed files, ordered by path. A saved state has no files."""
         return BriefList(summaries(self._directory.manifest))
 
     @api_call
     def open_file(self, path: str) -> io.BufferedReader:
-        """Open a committed file for reading with random access; the bytes are checked, and read while this is open.
+        """Open a committed file for reading with random access. The bytes that are read are checked.
 
-        ``torch.load(ckpt.open_file("optimizer.pt"))`` reads a file without a checkout.
+        The file can be read while the checkpoint is open. ``torch.load(ckpt.open_file("optimizer.pt"))`` reads a file
+        without a checkout.
 
         Args:
-            path: As in `files`. A symlink is followed if it stays in the checkpoint.
+            path: A path as in `files`. A symlink is followed if its target is in the checkpoint.
 
         Raises:
             NoSuchFile: The file does not exist. A saved state has no files.
@@ -210,7 +212,7 @@ class OpenCheckpoint:
 
         Raises:
             NoSuchRef: `select` matches nothing.
-            InsufficientSpace: It does not fit into memory, or is larger than `max_bytes`, by default that of
+            InsufficientSpace: The state does not fit into memory, or is larger than `max_bytes`, by default that of
                 `open_checkpoint`.
             DamagedBlob: Bytes are damaged or missing. The message names the tensor.
         """
@@ -218,7 +220,7 @@ class OpenCheckpoint:
         return load_open(self._here(), location=device, select=select, mmap=mmap, verify=verify, max_bytes=most)
 
     def close(self) -> None:
-        """Close the checkpoint; tensors that were read or mapped remain valid."""
+        """Close the checkpoint. Tensors that were read or mapped remain valid."""
         self._closed = True
         self._directory.close()
 
@@ -232,14 +234,14 @@ class OpenCheckpoint:
         return f"{named(plain(name))} of {self.info.name}"
 
     def _here(self) -> CheckpointDirectory:
-        """Return its directory as opened by this process; a forked child opens it again.
+        """Return the directory as opened by this process. In a forked child, open it again.
 
         Raises:
             NoSuchRef: The checkpoint was removed or replaced in the meantime.
         """
         held = self._directory
-        # After a fork the child's copy of the lock is closed: it belongs to the parent, and unlocking it in the child
-        # would unlock both.
+        # After a fork, the child's copy of the lock is closed. The lock belongs to the parent, and unlocking it in the
+        # child would unlock it in both processes.
         if held.lock.fd >= 0 or self._closed:
             return held
         again = _again(held.path, self.info)
@@ -247,22 +249,23 @@ class OpenCheckpoint:
         # The function that downloads remote data reads through the directory that it was created for.
         if isinstance(held.fetch, partial):
             again.fetch = partial(held.fetch.func, again)
-        # One call of C code decides: two directories would hold two locks, one of which would never be released.
-        first = self._reopened.setdefault(held, again)  # of several threads one wins
+        # If several threads open it again, one call of C code decides which directory is used. The other is closed,
+        # since its lock would never be released.
+        first = self._reopened.setdefault(held, again)
         if first is not again:
             again.close()
         self._directory = first
         return first
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickle it as its path and its info; if its data is on a remote, also as the store that downloads it.
+        """Pickle the path and the info. If the data is on a remote, pickle also the store that downloads it.
 
         Raises:
-            BadInput: It was closed.
+            BadInput: The checkpoint was closed.
         """
         if self._closed:
             raise BadInput(f"{self.info.name} was closed", hint="pickle it inside its with block")
-        if not is_local(self.info) and self._store is not None:  # its directory does not suffice to download the data
+        if not is_local(self.info) and self._store is not None:  # the directory does not suffice to download the data
             return _open_in_store, (self._store, self.info, self._max_bytes)
         where = self._directory.path
         top, parts = (where.top, where.parts) if isinstance(where, StorePath) else (str(where), ())
@@ -279,10 +282,10 @@ class OpenCheckpoint:
 
 
 class LeafSlice:
-    """A tensor or array on disk that can be indexed; the first index selects rows without reading the others.
+    """A tensor or array on disk that can be indexed. If the first index is a slice, other rows are not read.
 
     Attributes:
-        shape, dtype: Those of the whole tensor.
+        shape, dtype: The shape and dtype of the whole tensor.
     """
 
     def __init__(self, checkpoint: OpenCheckpoint, leaf: LeafRecord) -> None:
@@ -299,12 +302,12 @@ class LeafSlice:
 
         Raises:
             IndexError: The index does not fit.
-            InsufficientSpace: It does not fit into memory, or is larger than `max_bytes` of `open_checkpoint`.
+            InsufficientSpace: The rows do not fit into memory, or are larger than `max_bytes` of `open_checkpoint`.
             DamagedBlob: Bytes are damaged or missing.
         """
         first, rest = (index[0], index[1:]) if isinstance(index, tuple) and index else (index, ())
         leaf = self._leaf
-        # Rows are contiguous only in a row-major tensor; any other is read as a whole and indexed by torch.
+        # Rows are contiguous only in a row-major tensor. Any other tensor is read as a whole and then indexed.
         if not isinstance(first, slice) or first.step not in (None, 1) or not leaf.shape or leaf.strides is not None:
             memories = self._checkpoint._read([leaf.storage], leaf.name, _FEWER_ROWS)  # noqa: SLF001
             whole: Any = make_leaf(leaf, memories[leaf.storage])
@@ -326,10 +329,10 @@ class LeafSlice:
         directory = self._here()
         checkpoint = self._checkpoint
         check_bound(checkpoint._words(leaf.name), last - first, checkpoint._max_bytes, _FEWER_ROWS)  # noqa: SLF001
-        # A slice of a tensor of zeros can be as large as the whole tensor, which is one chunk on the disk.
+        # A slice of a tensor of zeros can be huge in memory, although the tensor is only one chunk on the disk.
         check_room(directory, last - first)
         memory = allocate(leaf.kind, last - first)
-        # Whole pieces are read, so that they can be checked.
+        # The reader reads whole pieces, so that they can be checked.
         RegionReader(directory, leaf.storage, self._name).bytes(first, last, memory.view)
         return make_leaf(leaf._replace(shape=(stop - start, *leaf.shape[1:]), offset=0), memory)
 
@@ -337,7 +340,8 @@ class LeafSlice:
 def open_ref(context: Context, ref: AnyRef, max_bytes: int | None = None, store: Any = None) -> OpenCheckpoint:
     """Open the checkpoint that `ref` names; see `ckstore.Store.open_checkpoint`."""
     directory = open_directory(context, ref)
-    # From here on it is locked: a traceback that a notebook keeps would keep gc from freeing the checkpoint.
+    # The directory is locked now. After an error, it must be closed: otherwise a traceback that a notebook keeps would
+    # prevent gc from freeing the checkpoint.
     with _closed_by_an_error(directory):
         return OpenCheckpoint(directory, info_of(context, directory.manifest, directory.manifest_id), max_bytes, store)
 
@@ -358,7 +362,7 @@ def open_path(path: Path, max_bytes: int | None = None) -> OpenCheckpoint:
 
 @contextmanager
 def _closed_by_an_error(directory: CheckpointDirectory) -> Iterator[None]:
-    """Close the directory if the block raises; otherwise it would be locked as long as the error is kept."""
+    """Close the directory if the block raises, since it would otherwise be locked as long as the error is kept."""
     try:
         yield
     except BaseException:
@@ -382,7 +386,7 @@ def _again(path: AnyPath, info: CheckpointInfo) -> CheckpointDirectory:
     except FileNotFoundError as error:
         msg = f"{info.name} is no longer in {path}: it was removed since it was opened"
         raise NoSuchRef(msg, hint="keep it open in the process that opened it, or pin it") from error
-    # By its id and not its path: a checkpoint that replaced it has the same path and other tensors.
+    # Compare the id, since another checkpoint may have replaced it at the same path.
     if directory.manifest_id != info.id:
         directory.close()
         msg = f"{path} was replaced since {info.name} was opened there"
@@ -391,7 +395,7 @@ def _again(path: AnyPath, info: CheckpointInfo) -> CheckpointDirectory:
 
 
 def _now_at(path: AnyPath, info: CheckpointInfo) -> AnyPath:
-    """Return the current path of a checkpoint that was opened at `path`: compaction moves it to another directory."""
+    """Return the current path of a checkpoint that was opened at `path`, from which compaction may have moved it."""
     if not isinstance(path, StorePath) or path.parts[:1] != ("checkpoints",) or dirfd_stat.exists(path):
         return path
     layout = Layout(Path(path.top))

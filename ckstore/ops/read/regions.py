@@ -1,7 +1,7 @@
 """Read a part of a tensor: a block, or some of its row-major bytes, for any form of storage.
 
-A piece can only be checked as a whole. A piece of which only a part is requested is therefore read into separate
-memory. The last one is kept, since the next request often begins where it ends.
+A piece can only be checked as a whole. Therefore, if only a part of a piece is requested, the whole piece is read into
+separate memory. The last such piece is kept, since the next request often begins in the same piece.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ckstore.model.manifest.tensor_cuts import Band, Block, Sizes, bands, flat_s
 from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.objects.pieces import Part, PieceReader
 
-# The size of a chunk: one piece at a time of a large tensor, for any block of it.
+# The maximum size of the rows that are read at once for a block of a large tensor: the same as the size of a chunk.
 WINDOW_BYTES = 32 * 2**20
 RANGE_BYTES = 8 * 2**20  # how much of a storage is requested at once when all of it is read
 
@@ -26,7 +26,7 @@ _start_of = attrgetter("start")
 
 
 class RegionReader:
-    """Reads parts of one storage of an open checkpoint. Not for several threads."""
+    """Reads parts of one storage of an open checkpoint. It must be used by one thread only."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class RegionReader:
         self.read_bytes = 0  # how many bytes were read from blobs
         self._directory = directory
         self._record: StorageRecord = directory.manifest.storages[storage]
-        self.name = name  # the value that it belongs to, for messages
+        self.name = name  # the name of the value in the storage, for messages
         tiling = self._record.tiling
         self._bands: list[Band] = [] if tiling is None else bands(tiling.blocks)
         self._verify = verify
@@ -50,9 +50,13 @@ class RegionReader:
         self._kept: tuple[int, memoryview] = (-1, memoryview(b""))
 
     def block(self, shape: Sizes, wanted: Block, out: memoryview, held: Collection[int] = ()) -> None:
-        """Read a block of a tensor of this shape, with the last dimension in bytes, into `out`, row-major.
+        """Read a block of a tensor into `out`, row-major.
 
-        `held` has the starts of pieces that `out` already holds. They are not read.
+        Args:
+            shape: The shape of the tensor, with the last dimension in bytes.
+            wanted: The block.
+            out: The memory to fill.
+            held: The starts of pieces that `out` already holds, which are not read.
         """
         if not wanted.nbytes:
             return
@@ -61,7 +65,7 @@ class RegionReader:
             self._block_of_tiles(tiling, wanted, out, held)
             return
         if tiling is not None:
-            held = ()  # as in `held_share`: the pieces are not in row-major order
+            held = ()  # the pieces are not in row-major order, so `held` cannot be used, as in `held_share`
         start = flat_start(shape, wanted)
         if start is not None:
             self.bytes(start, start + wanted.nbytes, out, held)
@@ -69,7 +73,7 @@ class RegionReader:
         self._block_of_rows(shape, wanted, out, held)
 
     def held_share(self, shape: Sizes, wanted: Block, held: Collection[int]) -> Literal["none", "some", "all"]:
-        """Return how many of the pieces that `block` needs are among those that start at `held`."""
+        """Return whether none, some or all of the pieces that `block` needs are among those that start at `held`."""
         tiling = self._record.tiling
         if tiling is not None and tiling.shape == shape:
             needed = {self._starts[at] for at, block in enumerate(tiling.blocks) if block.meet(wanted) is not None}
@@ -91,7 +95,7 @@ class RegionReader:
         if self._record.tiling is not None:
             self._bytes_of_tiles(self._record.tiling, start, stop, out)
             return
-        # A search: a storage of a terabyte has 30,000 pieces, and slices request single ones repeatedly.
+        # Use a binary search: a storage of a terabyte has 30,000 pieces, and slices request single pieces repeatedly.
         at = bisect_right(self._starts, start) - 1
         while at < len(self._record.extents) and self._starts[at] < stop:
             low, high = self._starts[at], self._starts[at + 1]
@@ -99,8 +103,8 @@ class RegionReader:
                 at += 1
                 continue
             first, last = max(start, low), min(stop, high)
-            # A complete piece is read directly into `out`. A part of one needs separate memory, since a piece is
-            # checked as a whole.
+            # A complete piece is read directly into `out`. For a part of a piece, the whole piece is read into separate
+            # memory, since a piece is checked as a whole.
             if (first, last) == (low, high) and self._kept[0] != at:
                 self._read(self._record.extents[at], out[low - start : high - start])
             else:
@@ -108,20 +112,20 @@ class RegionReader:
             at += 1
 
     def _block_of_rows(self, shape: Sizes, wanted: Block, out: memoryview, held: Collection[int]) -> None:
-        """Read whole rows of the outermost dimension that has several, in windows, and copy the block from each."""
+        """Read whole rows of the outermost dimension with several rows, in windows, and copy the block from these."""
         from ckstore.tensors.numpy_leaves import copy_common
 
         dim = next(i for i, size in enumerate(wanted.sizes) if size != 1)
         inner = shape[dim + 1 :]
         row_bytes = math.prod(inner)
-        # At least one row, even if it is larger than the window, since a row is not split.
+        # Read at least one row at once, since a row is not split even if it is larger than the window.
         rows_at_once = max(1, WINDOW_BYTES // row_bytes)
         before = sum(offset * math.prod(shape[i + 1 :]) for i, offset in enumerate(wanted.offsets[:dim]))
         first, count = wanted.offsets[dim], wanted.sizes[dim]
         for row in range(first, first + count, rows_at_once):
             rows = min(rows_at_once, first + count - row)
             at = before + row * row_bytes
-            # All of a window or nothing, since it is copied as one block.
+            # Skip a window only if all of its pieces are held, since it is copied as one block.
             if self._pieces_in(at, at + rows * row_bytes).issubset(held):
                 continue
             window = memoryview(bytearray(rows * row_bytes))
@@ -168,17 +172,17 @@ class RegionReader:
         return band.start * row_bytes, (band.start + band.rows) * row_bytes
 
     def _piece(self, at: int) -> memoryview:
-        """Return a piece, read unless it is the one that was read last."""
+        """Return a piece, after reading it unless it is the one that was read last."""
         if self._kept[0] != at:
             data = memoryview(bytearray(self._record.extents[at].length))
             self._read(self._record.extents[at], data)
-            # After the read: a piece that failed its check must not be returned by the next call.
+            # Keep the piece only after its check, so that the next call does not return a damaged piece.
             self._kept = at, data
         return self._kept[1]
 
     def _read(self, extent: Extent, out: memoryview) -> None:
         part = Part(extent, out, self.name)
-        if self._pieces is not None:  # its owner reports damage
+        if self._pieces is not None:  # the owner of this reader reports damage
             self._pieces.read(part)
         else:
             with self._directory.reporting_damage(), PieceReader(self._directory, verify=self._verify) as pieces:
@@ -187,10 +191,10 @@ class RegionReader:
 
 
 class RangeReader:
-    """Reads ranges of storages in ascending order, one storage at a time, each piece once; a context manager.
+    """A context manager that reads ranges of storages in ascending order, one storage at a time, and each piece once.
 
-    A unit (a piece, or a band of tiles) is read and checked as a whole, and kept from the start of the last range on.
-    Memory use is therefore one range and one unit.
+    A unit (a piece, or a band of tiles) is read and checked as a whole. Bytes before the last range are dropped, so
+    memory use is one range and one unit.
     """
 
     def __init__(self, directory: CheckpointDirectory) -> None:
@@ -215,7 +219,7 @@ class RangeReader:
             return self._buffer[:0]
         self._region.name = name
         if not self._low <= start < self._high:
-            # From the start of a unit, since it is checked as a whole. The bytes before `start` only cost memory.
+            # Begin at the start of a unit, since it is checked as a whole. The bytes before `start` only cost memory.
             self._low = self._high = self._region.unit_around(start)[0]
         while self._high < stop:
             low, high = self._region.unit_around(self._high)
@@ -225,19 +229,20 @@ class RangeReader:
         return self._buffer[start - self._low : stop - self._low]
 
     def parts(self, start: int, stop: int, name: str) -> Iterator[memoryview]:
-        """Yield the bytes `start` to `stop` in parts of at most `RANGE_BYTES`, each as from `read`."""
+        """Yield the bytes `start` to `stop` in parts of at most `RANGE_BYTES`. Each is valid until the next call."""
         for at in range(start, stop, RANGE_BYTES):
             yield self.read(at, min(at + RANGE_BYTES, stop), name)
 
     def _make_room(self, keep_from: int, nbytes: int) -> None:
-        """Make room for bytes after the buffered ones; bytes before `keep_from` may be dropped."""
+        """Make room for `nbytes` after the buffered bytes; buffered bytes before `keep_from` may be dropped."""
         if self._high - self._low + nbytes <= len(self._buffer):
             return
         kept = self._buffer[keep_from - self._low : self._high - self._low]
         if len(kept) + nbytes > len(self._buffer):
-            # For a whole range and a unit at once: growing briefly takes the memory of both.
+            # Allocate enough for a range and a unit, so that the buffer rarely grows: growing takes the memory of both
+            # buffers for a moment.
             self._buffer = memoryview(bytearray(max(len(kept), RANGE_BYTES) + nbytes))
-        # A piece that two ranges share is read and hashed once.
+        # Keep these bytes, so that a piece in two ranges is read and hashed only once.
         self._buffer[: len(kept)] = kept
         self._low = keep_from
 

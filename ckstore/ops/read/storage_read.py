@@ -1,4 +1,4 @@
-"""Read the storages of an open checkpoint into memory. `load.map_memories` maps them."""
+"""Read the storages of an open checkpoint into memory. `load.map_memories` maps them instead."""
 
 from __future__ import annotations
 
@@ -28,22 +28,25 @@ if TYPE_CHECKING:
     from ckstore.tensors.memory_layout import StorageMemory
     from ckstore.tensors.state_restore import TensorSink
 
-# From the page cache a load is a copy and a hash: more threads than cores evict each other's data (docs/adr/0007).
+# The maximum number of threads for data in the page cache, which is only copied and hashed. More threads than cores
+# would evict each other's data from the processor's caches (docs/adr/0007).
 _CORES = len(os.sched_getaffinity(0))
-# Starting threads takes longer than copying fewer bytes than this.
+# Fewer bytes than this are copied faster than threads can be started.
 _THREAD_FROM_BYTES = 4 * 2**20
-# Several pieces at once, so that several threads can read, and no more memory than this.
+# The size of the buffer for streaming. It holds several pieces, so that several threads can read.
 STREAM_BYTES = 64 * 2**20
-# A piece is passed on as a tensor: torch and NumPy read unaligned elements slowly or not at all.
+# The alignment of pieces in the buffer. Each is used as a tensor, and torch and NumPy read unaligned elements slowly or
+# not at all.
 _ALIGN_BYTES = 64
-# Decoding takes longer than any other step of a load, so a large blob must not be decoded by one thread.
+# An encoded piece of at least this size is decoded by several threads, since decoding takes longer than any other step.
 _STRIPED_BYTES = 4 * 2**20
-_ASK_FROM_BYTES = 8 * 2**20  # smaller reads do not check the memory: the kernel's answer takes longer than the read
+# For smaller reads, the free memory is not checked, since the kernel's answer takes longer than the read.
+_ASK_FROM_BYTES = 8 * 2**20
 _SPARE_BYTES = 16 * 2**20  # additional memory for reading: buffers, threads, page tables
 
 
 class StorageNames:
-    """The values that the storages of a checkpoint belong to, for messages, and their kinds; see `names_of`."""
+    """The names, for messages, and the kinds of the values in the storages of a checkpoint; see `names_of`."""
 
     def __init__(self, directory: CheckpointDirectory) -> None:
         self._names: dict[int, str] = {}
@@ -65,12 +68,12 @@ class StorageNames:
         return self._kinds[storage]
 
 
-# Weak: a reader that is dropped without `close` must not keep its names of 20,000 tensors.
+# The references are weak, so that a reader that is dropped without `close` does not keep its names in memory.
 _names: weakref.WeakKeyDictionary[CheckpointDirectory, StorageNames] = weakref.WeakKeyDictionary()
 
 
 def names_of(directory: CheckpointDirectory) -> StorageNames:
-    """Return the names of an open checkpoint, computed once, since many tensors may be read one by one."""
+    """Return the names of an open checkpoint. They are computed once, since many tensors may be read one by one."""
     found = _names.get(directory)
     if found is None:
         found = _names[directory] = StorageNames(directory)
@@ -91,20 +94,20 @@ def read_storages(
     Args:
         directory: An open checkpoint.
         into: Storage -> memory of its size.
-        verify: Check the bytes.
+        verify: Whether to check the bytes.
         skip: The extents that the memories already hold.
-        old: The other pieces that the memories hold.
+        old: The older pieces that the memories hold in place of the wanted ones.
         tally: Counts the bytes that are read, and reports progress.
 
     Raises:
-        DamagedBlob: Some bytes are damaged or missing. The memories hold an unknown part.
+        DamagedBlob: Some bytes are damaged or missing. The memories may be partly filled.
     """
     with _filling(into.values()):
         names = names_of(directory)
         parts: list[Part] = []
         for storage, out in into.items():
             record = directory.manifest.storages[storage]
-            # Tiles of ranks are not contiguous, so no range of the memory is a piece. All of them are skipped, or none.
+            # Tiles of ranks are not contiguous in memory, so either all tiles are skipped or none.
             if record.tiling is not None:
                 if skip and storage in skip:
                     continue
@@ -117,7 +120,7 @@ def read_storages(
                 continue
             at, has = 0, skip.get(storage, ()) if skip else ()
             for extent in record.extents:
-                # Bytes that the target holds from the previous checkpoint are not read (`since=`).
+                # With `since=`, bytes that the target holds from the previous checkpoint are not read.
                 if at not in has:
                     there = old.get(storage, {}).get(at) if old else None
                     parts.append(Part(extent, out[at : at + extent.length], names.name(storage), there))
@@ -135,16 +138,16 @@ class Tally:
     """Counts the bytes that a load has read, and reports progress in the thread of the caller."""
 
     def __init__(self, all_bytes: int, progress: Progress | None) -> None:
-        self.done_bytes = 0  # read and, if requested, checked
-        self.all_bytes = all_bytes  # to be read
-        self.received_bytes = 0  # from remotes
+        self.done_bytes = 0  # the bytes that were read and, if requested, checked
+        self.all_bytes = all_bytes  # the bytes to be read
+        self.received_bytes = 0  # the bytes that were downloaded from remotes
         self._progress = progress
         self._mutex = threading.Lock()
 
     def add(self, nbytes: int) -> None:
         """Count bytes; may be called from any thread."""
         with self._mutex:
-            # Under a lock: `+=` is a read and a write, between which another thread may run.
+            # A lock is needed, since `+=` is a read and a write, between which another thread may run.
             self.done_bytes += nbytes
 
     def receive(self, nbytes: int) -> None:
@@ -153,7 +156,7 @@ class Tally:
             self.received_bytes += nbytes
 
     def end(self) -> None:
-        """Report once that everything is done, if it was not reported during the read."""
+        """Report that everything is done."""
         if self._progress is not None:
             self._progress(self.all_bytes, self.all_bytes)
 
@@ -166,7 +169,7 @@ class Tally:
 def _read_parts(
     directory: CheckpointDirectory, parts: Iterable[Part], *, verify: bool, tally: Tally | None = None
 ) -> None:
-    # The largest first, so that no thread ends long after the others.
+    # Begin with the largest blobs, so that no thread ends long after the others.
     blobs = sorted(by_blob(parts), key=_nbytes, reverse=True)
 
     def read_blob(of_blob: list[Part]) -> None:
@@ -190,7 +193,7 @@ def _read_parts(
         if tally is not None:
             tally.add(len(part.out))
 
-    # Around all threads: the mark of damage is written once, by the thread of the caller.
+    # This context includes all threads, so that the mark of damage is written once, by the thread of the caller.
     with directory.reporting_damage():
         if blobs:
             say = None if tally is None else tally.say
@@ -198,7 +201,7 @@ def _read_parts(
             striped: list[list[Part]] = []
             whole: list[list[Part]] = []
             for of_blob in blobs:
-                # Several threads decode one blob if it is large, and is decoded into memory of the host.
+                # Several threads decode one blob if it is large and is decoded into host memory.
                 is_striped = (
                     threads > 1
                     and any(len(part.out) >= _STRIPED_BYTES for part in of_blob)
@@ -213,7 +216,7 @@ def _read_parts(
 
 
 def _check_decoded(directory: CheckpointDirectory, part: Part) -> None:
-    """Check a piece that several threads have decoded; if it is wrong, one reader reports it or has it repaired."""
+    """Check a piece that several threads have decoded. If it is wrong, read it again, which reports or repairs it."""
     if not isinstance(part.out, memoryview):
         return
     try:
@@ -224,11 +227,11 @@ def _check_decoded(directory: CheckpointDirectory, part: Part) -> None:
 
 
 def _stripes(part: Part, threads: int) -> Iterator[list[Part]]:
-    """Cut a piece into parts for the threads; the digest is compared when all parts are decoded."""
+    """Cut a piece into stripes for the threads. Its digest is compared when all stripes are decoded."""
     extent, out, what, _ = part
     if not isinstance(out, memoryview):
         return
-    # Cut at tiles: a tile in two stripes would be decoded twice.
+    # Cut at the borders of tiles, since a tile in two stripes would be decoded twice.
     nbytes = (len(out) // (threads * TILE_BYTES) + 1) * TILE_BYTES
     for at in range(0, len(out), nbytes):
         length = min(nbytes, len(out) - at)
@@ -252,10 +255,10 @@ def stream_storages(
 
     Args:
         directory: An open checkpoint.
-        storages: The storages, in this order, none of which is tiled.
+        storages: The storages in the order of reading, none of which may be tiled.
         take: Called with a storage, an offset in it, and bytes that are valid until the call returns.
-        verify: Check the bytes before they are passed on.
-        skip: The extents that are left out.
+        verify: Whether to check the bytes before they are passed to `take`.
+        skip: The extents that are not read.
         tally: Counts the bytes that are read.
     """
     names = names_of(directory)
@@ -265,7 +268,7 @@ def stream_storages(
 
     def flush() -> None:
         nonlocal buffer, used
-        # The buffer grows and never shrinks: memory in use is faster than new pages (docs/adr/0007).
+        # The buffer never shrinks, since used memory is faster than new pages (docs/adr/0007).
         if len(buffer) < used:
             buffer = memoryview(bytearray(used))
         parts = [Part(extent, buffer[place : place + extent.length], names.name(i)) for i, _, extent, place in window]
@@ -281,7 +284,7 @@ def stream_storages(
             if at in has:
                 at += extent.length
                 continue
-            # A piece that is larger than the window is read by itself.
+            # Read the window before it would become too large. A piece that is larger than a window is read alone.
             if window and used + extent.length > STREAM_BYTES:
                 flush()
             window.append((storage, at, extent, used))
@@ -292,21 +295,20 @@ def stream_storages(
 
 
 def _threads_for(directory: CheckpointDirectory, blobs: Sequence[Sequence[Part]]) -> int:
-    """Return the best number of threads: several are faster from a disk, but slower from the page cache."""
+    """Return the best number of threads. Several are faster from a disk, but not more than the cores from a cache."""
     if sum(map(_nbytes, blobs)) < _THREAD_FROM_BYTES:
         return 1
     with PieceReader(directory) as pieces:
-        # The largest blob represents all of them: it decides how long the load takes (docs/adr/0007).
+        # Check only the largest blob, which determines how long the load takes (docs/adr/0007).
         return min(directory.threads, _CORES) if pieces.is_cached(blobs[0][0]) else directory.threads
 
 
 def check_room(directory: CheckpointDirectory, nbytes: int) -> None:
-    """Raise if reading this many bytes of an open checkpoint would exceed the memory; nothing is allocated yet."""
-    # A few bytes on the disk may be many in memory, as for a tensor of zeros, which repeats one chunk. Small reads are
-    # not checked.
+    """Raise if reading this many bytes of an open checkpoint would exceed the memory."""
+    # A few bytes on the disk may be many bytes in memory: a tensor of zeros, for example, repeats one chunk.
     if nbytes < _ASK_FROM_BYTES:
         return
-    # Checked before allocating: a control group kills the process at the first page that exceeds the limit.
+    # This is checked before allocating, since a control group kills the process at the first page over the limit.
     found = left()
     if found is not None and nbytes + _SPARE_BYTES > found.nbytes:
         where = directory.manifest.name
@@ -316,8 +318,8 @@ def check_room(directory: CheckpointDirectory, nbytes: int) -> None:
 
 
 def check_bound(what: str, nbytes: int, max_bytes: int | None, less: str) -> None:
-    """Raise if more bytes would be read than the caller allows, by the manifest and before anything is allocated."""
-    # A few bytes on the disk can be terabytes of zeros in memory.
+    """Raise if more bytes would be read than the caller allows, before anything is allocated."""
+    # A hostile checkpoint with a few bytes on the disk can describe terabytes of zeros in memory.
     if max_bytes is not None and type(max_bytes) is not int:
         raise BadInput(f"max_bytes must be a number of bytes, got {max_bytes!r}")
     if max_bytes is not None and nbytes > max_bytes:
@@ -332,7 +334,7 @@ def read_memories(
     names = names_of(directory)
     records = directory.manifest.storages
     storages = list(storages)
-    # A damaged or hostile manifest may claim petabytes, and allocating them would crash the process.
+    # A damaged or hostile manifest may claim petabytes, whose allocation would crash the process.
     check_room(directory, sum(records[i].nbytes for i in storages))
     memories = {i: allocate(names.kind(i), records[i].nbytes) for i in storages}
     read_storages(directory, {i: memory.view for i, memory in memories.items()}, verify=verify, tally=tally)
@@ -342,7 +344,7 @@ def read_memories(
 def read_to_sink(
     directory: CheckpointDirectory, storages: Iterable[int], sink: TensorSink, *, verify: bool, tally: Tally
 ) -> dict[int, StorageMemory]:
-    """Read large torch storages directly to the memory of a sink, if it has such memory."""
+    """Read large torch storages directly into memory that a sink allocates, such as that of a device, if it does."""
     names = names_of(directory)
     records = directory.manifest.storages
     sizes = {
@@ -357,7 +359,7 @@ def read_to_sink(
 
 
 def wrong_memories(directory: CheckpointDirectory, memories: Mapping[int, StorageMemory]) -> list[int]:
-    """Return the storages whose memory holds wrong bytes; several threads compare them."""
+    """Return the storages whose memory holds wrong bytes. Several threads compare them if they are large."""
     names = names_of(directory)
     wrong: list[int] = []
 
@@ -371,7 +373,7 @@ def wrong_memories(directory: CheckpointDirectory, memories: Mapping[int, Storag
                 return
             at += extent.length
 
-    # The largest first, so that no thread ends long after the others.
+    # Begin with the largest, so that no thread ends long after the others.
     largest_first = sorted(memories, key=lambda storage: len(memories[storage].view), reverse=True)
     all_bytes = sum(len(memory.view) for memory in memories.values())
     for_each(check_storage, largest_first, threads=directory.threads if all_bytes >= _THREAD_FROM_BYTES else 1)

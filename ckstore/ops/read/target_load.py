@@ -1,4 +1,4 @@
-"""Load a state into an existing target: compare both first, and change nothing unless it fits."""
+"""Load a state into an existing target. Both are compared first, and nothing is changed unless the state fits."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Strict = bool | str | Sequence[str]
 
 
 def must_fit(strict: Strict) -> Callable[[str], bool]:
-    """Return a function that says whether the value at a name of the target or the checkpoint must fit."""
+    """Return a function of a name that returns whether the value of that name must fit."""
     if isinstance(strict, bool):
         return lambda _: strict
     keep = as_filter(strict, "strict")
@@ -49,41 +49,42 @@ def globs_of(strict: Strict) -> list[str]:
     return [] if isinstance(strict, bool) else [strict] if isinstance(strict, str) else list(strict)
 
 
-# A model that does not fit at all would fill the terminal with thousands of names, and push the advice out of view.
-SHOWN_MOST = 20  # how many names of a kind a message has
+# The maximum number of names of one kind in a message. A model that does not fit at all would otherwise fill the
+# terminal with thousands of names, and the advice would be out of view.
+SHOWN_MOST = 20
 
 
 @dataclass(slots=True)
 class TargetContent:
-    """The content of a target after a load, for the next load: the manifest outlives the checkpoint."""
+    """The content of a target after a load, for the next load. The checkpoint itself need not exist any more."""
 
-    manifest: Manifest  # of the checkpoint that was loaded
+    manifest: Manifest  # the manifest of the loaded checkpoint
     # `select` and `rename`: as given by the caller.
     select: Select
     rename: Mapping[str, str] | None
-    names: frozenset[str] | None = None  # of the leaves that the target took; None for all
-    is_stale: bool = False  # a later load has begun to change the target
+    names: frozenset[str] | None = None  # the names of the leaves that were loaded; None for all
+    is_stale: bool = False  # whether a later load has begun to change the target
 
 
 @brief()
 @dataclass(frozen=True, slots=True)
 class LoadReport:
-    """The result of `load_into`. Printed, it lists every value that was not loaded exactly as in the checkpoint.
+    """The result of `load_into`. Its text lists every value that was not loaded exactly as in the checkpoint.
 
-    If that list is not empty, it is also issued as one `CkstoreWarning`.
+    If there are such values, the list is also issued as one `CkstoreWarning`.
 
     Attributes:
         info: The checkpoint.
-        missing: Names in the target that the checkpoint lacks. Their values are unchanged.
-        unexpected: Names in the checkpoint that the target lacks. They were not loaded.
-        not_loaded: Names in both that do not fit -> the reason, such as ``shape [1024, 8] float32 wanted, found shape
-            [1000, 8] float32``. Their values are unchanged.
-        cast: Names that were converted -> the conversion, such as ``float32 to bfloat16``, and how many values the new
+        missing: Names in the target that the checkpoint lacks. Their values in the target are unchanged.
+        unexpected: Names in the checkpoint that the target lacks. Their values were not loaded.
+        not_loaded: Names in both whose values do not fit -> the reason, such as ``shape [1024, 8] float32 wanted, found
+            shape [1000, 8] float32``. Their values in the target are unchanged.
+        cast: Names of converted values -> the conversion, such as ``float32 to bfloat16``, and how many values the new
             dtype cannot represent, if there are any.
-        fresh: Names in an optimizer of the target that the checkpoint lacks because the parameter had no gradient until
-            then. The optimizer starts without state for these parameters, as it did then.
+        fresh: Names in an optimizer of the target that the checkpoint lacks because the parameter had no gradient
+            before it was saved. The optimizer starts without state for these parameters, as it did then.
         read_bytes: Bytes that were read from the store. With `since`, at most the bytes that differ.
-        received_bytes: Bytes that were downloaded from a remote. For encoded blobs these are fewer than were read.
+        received_bytes: Bytes that were downloaded from a remote. For encoded blobs, these are fewer than were read.
     """
 
     info: CheckpointInfo
@@ -102,7 +103,7 @@ class LoadReport:
 
     @property
     def summary(self) -> str:
-        """The values that were not loaded exactly as in the checkpoint, in one line; empty if all were."""
+        """One line about values that were not loaded exactly as in the checkpoint; empty without such values."""
         said = [f"{title} ({len(names)}): {some_of(names)}" for title, names in self._kinds() if names]
         return printable(f"{self.info.name} loaded, except: {'; '.join(said)}") if said else ""
 
@@ -149,30 +150,31 @@ def load_into(context: Context, ref: AnyRef, target: object, request: LoadIntoRe
 
     def read(directory: CheckpointDirectory) -> LoadReport:
         nonlocal before
-        # `read` may be called again for another checkpoint, if one is damaged.
-        since, before = before, None  # after a failed read the target holds parts of another checkpoint
+        # If a checkpoint is damaged, `read` may be called again for another one. The target then holds parts of the
+        # damaged checkpoint, so `since` is not valid any more.
+        since, before = before, None
         with _source(context, directory, request) as source:
             report = _load_into_open(source, target, request, since, begin)
         report = replace(report, info=info_of(context, directory.manifest, directory.manifest_id))
-        # Only after the last byte: a load that failed midway must not become a parent.
+        # Do this only after the last byte was read: a load that failed midway must not become a parent.
         continue_from(context, Parent.loaded(directory.manifest, directory.manifest_id))
         return report
 
     try:
         report = read_checkpoint_into(context, ref, read, strict=request.fills_all, verify=request.verify)
-    # Including Ctrl-C: a target with parts of two checkpoints must not be saved as the child of either.
+    # This includes Ctrl-C: a target with parts of two checkpoints must not be saved as the child of either of them.
     except BaseException:
         if is_touched:
             lose_parents(context)
         raise
-    # A script that ignores the report would continue with a part of its state.
+    # Warn, since a script that ignores the report would continue with a part of its state.
     if report.summary:
         warn(report.summary)
     return report
 
 
 def content_of_target(context: Context, request: LoadIntoRequest) -> TargetContent | None:
-    """Return the content of the target, as given by `since`; None if it is unknown."""
+    """Return the content of the target according to `since`, or None if it is unknown."""
     since = request.since
     if since is None:
         return None
@@ -209,7 +211,7 @@ def _load_into_open(
     """Load a state; `begin` is called before the first byte of the target may change."""
     manifest = directory.manifest
     if request.select is not None:
-        # First: a misspelled glob would look like a model that has everything.
+        # Check the selection first: with a misspelled glob, a model would seem to have everything.
         check_selection(directory, request.select)
     for glob in globs_of(request.strict):
         check_selection(directory, glob, "strict")
@@ -225,22 +227,22 @@ def _load_into_open(
     def plan_by(terms: LoadRules) -> IntoPlan:
         return plan_into(target, manifest.state, manifest.leaves, terms, manifest.storages, early)
 
-    # The plan detects what does not fit, without changing the target.
+    # The plan finds the values that do not fit, without changing the target.
     plan = plan_by(terms)
     found = plan.differences
     load = Load(manifest, target, terms, bool(request.strict), found, not plan.is_empty, lambda by: plan_by(by).likely)
-    # Everything is compared before the first byte changes, so an error leaves the model unchanged.
+    # Compare everything before the first byte changes, so that an error leaves the model unchanged.
     _check_fits(load, directory, request)
     check_room(directory, plan.new_bytes + plan.kept_bytes)
     # From here on the target may hold parts of this checkpoint.
     begin()
-    # Allocate first: an allocation that fails during reading would leave a mixture.
+    # Allocate memory first, because a failed allocation during reading would leave a mixture of two checkpoints.
     plan.prepare([storage.nbytes for storage in manifest.storages])
     whole = _read_whole(manifest, plan)
     # Newly allocated memory holds nothing of the previous checkpoint.
     skip = {} if before is None or plan.new_bytes else _held(before, manifest, whole)
     tally = Tally(_bytes_to_read(manifest, plan, skip), request.progress)
-    # Whether a module with its own load hook (`_load_from_state_dict`) fits is known only by trying.
+    # A module with its own load hook (`_load_from_state_dict`) must be tried to know whether the state fits.
     plan.attempt(lambda storages: read_memories(directory, storages, verify=request.verify, tally=tally))
     try:
         _check_fits(load, directory, request)
@@ -248,8 +250,8 @@ def _load_into_open(
     except DoesNotFit:
         plan.undo()
         raise
-    # Directly into the memory of the target, for the largest share of a model, without a second copy in memory.
-    # A remote may have the difference to the current content, which is checked before it is used.
+    # Read most of the model directly into the memory of the target, without a second copy in memory. If a remote has
+    # the difference to the current content, the difference is used; the current content is checked before.
     old = {} if before is None or plan.new_bytes else old_pieces(before.manifest, manifest, before.names)
     read_storages(directory, plan.direct, verify=request.verify, skip=skip, old=old, tally=tally)
     streamed = [storage for storage in plan.copied if storage not in whole]
@@ -257,7 +259,7 @@ def _load_into_open(
     for storage in sorted(whole - skip.keys()):
         plan.filling.fill(storage, read_memories(directory, [storage], verify=request.verify, tally=tally)[storage])
     memories = read_memories(directory, sorted(plan.indirect), verify=request.verify, tally=tally)
-    # Last: values that are not tensors are set only after every tensor is loaded.
+    # Set values that are not tensors last, after every tensor was loaded.
     plan.finish(memories.__getitem__)
     plan.name_beyond()
     found, info = _as_written(plan.differences, manifest), CheckpointInfo.of(manifest, directory.manifest_id)
@@ -279,8 +281,8 @@ def _bytes_to_read(manifest: Manifest, plan: IntoPlan, skip: HeldExtents) -> int
 
 
 def _read_whole(manifest: Manifest, plan: IntoPlan) -> set[int]:
-    """Return the copied storages that are read as a whole: those of strided tensors and arrays, and tiled ones."""
-    # The others are read in parts through one buffer.
+    """Return the copied storages that must be read as a whole: those of strided tensors and arrays, and tiled ones."""
+    # The other copied storages are read in parts through one buffer.
     whole = set()
     for storage in plan.copied:
         record = manifest.storages[storage]
@@ -291,7 +293,7 @@ def _read_whole(manifest: Manifest, plan: IntoPlan) -> set[int]:
 
 
 def _held(before: TargetContent, manifest: Manifest, whole: Collection[int]) -> HeldExtents:
-    """Return the bytes that the target already holds; all or none of a storage that is read as a whole."""
+    """Return the extents that the target already holds. For a storage that is read as a whole, return all or none."""
     found = unchanged(before.manifest, manifest, before.names)
     return {
         storage: starts
@@ -328,7 +330,7 @@ def _check_fits(load: Load, directory: CheckpointDirectory, request: LoadIntoReq
     """Raise if the target and the checkpoint differ in more than the caller allows."""
     found = load.found
     differ = [*found.missing, *found.unexpected, *found.mismatched]
-    # `strict=False` does not excuse these, since they cannot be filled.
+    # These values cannot be filled, so they are errors even with `strict=False`.
     never = found.dtypes or found.meta or found.strangers or (differ and not load.fits_somewhere)
     if not never and not any(map(must_fit(request.strict), differ)):
         return

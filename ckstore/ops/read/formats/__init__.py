@@ -1,1 +1,1 @@
-"""The other export formats: those of torch, and model directories. `ops/read/export` writes safetensors."""
+"""The export formats of torch, and model directories. `ops/read/export` writes safetensors."""

@@ -1,7 +1,7 @@
 """Write a saved state as a directory in the format of `torch.distributed.checkpoint`.
 
-Tensors are stored row-major in chunks of rows. Each chunk is an archive of torch.save, since the reader of torch loads
-a whole chunk into memory. Names are those of flattening the state.
+Tensors are stored row-major in chunks of rows, because the reader of torch loads a whole chunk into memory. Each chunk
+is an archive as torch.save writes it. Values are named as torch names them when it flattens a state.
 """
 
 from __future__ import annotations
@@ -34,23 +34,22 @@ from ckstore.tensors.state_restore import allocate, build_with, is_empty, make_l
 from ckstore.tensors.walks import DICTS, leaf_numbers, value_names
 
 CHUNK_MOST_BYTES = 256 * 2**20
-_ARCHIVE_BYTES = 2**10  # about the size of an archive without its tensor
+_ARCHIVE_BYTES = 2**10  # the approximate size of an archive without its tensor
 
 
 @dataclass(frozen=True, slots=True)
 class _Item:
     """A unit of writing: a chunk of a tensor, or a value."""
 
-    name: str  # of the tensor or the value
+    name: str  # the name of the tensor or the value
     content: StateValue | LeafRows  # the value, or the bytes of the chunk
-    # `shape` and `offsets`: of the chunk.
-    shape: tuple[int, ...] = ()
-    offsets: tuple[int, ...] = ()
-    held_bytes: int = 0  # size of the parts, for a value that is a tensor of several parts
+    shape: tuple[int, ...] = ()  # the shape of the chunk
+    offsets: tuple[int, ...] = ()  # the offsets of the chunk in the tensor
+    held_bytes: int = 0  # the size of the parts, for a value that is a tensor of several parts
 
     @property
     def nbytes(self) -> int:
-        """The approximate size on disk."""
+        """The approximate size on disk in bytes."""
         return (
             _ARCHIVE_BYTES
             + self.held_bytes
@@ -124,7 +123,7 @@ def _plan(directory: CheckpointDirectory, select: Select) -> _Plan:
         plan.paths[name] = found.path
         if leaf is None or leaf.kind != "torch":
             held = [manifest.leaves[i] for i in leaf_numbers(found.node)]
-            # A tensor that only holds others may be large, and is streamed.
+            # A tensor subclass that only holds other tensors may be large, so it is streamed.
             if (
                 isinstance(found.node, list)
                 and found.node[0] == "parts"
@@ -143,7 +142,7 @@ def _plan(directory: CheckpointDirectory, select: Select) -> _Plan:
 
 
 def _refuse_parts_of_lists(entries: Mapping[str, StateValue], wanted: Mapping[str, StateValue]) -> None:
-    """Raise if only some elements of a list are selected: torch cannot load a list with gaps."""
+    """Raise if only some elements of a list are selected, since torch cannot load a list with gaps."""
     elements = {found.path[: i + 1] for found in wanted.values() for i in _places_in_lists(found.path)}
     lists = {path[:-1] for path in elements}
     for found in entries.values():
@@ -159,7 +158,7 @@ def _places_in_lists(path: tuple[str | int, ...]) -> list[int]:
 
 
 def _lost(node: Node, path: str) -> Iterator[tuple[str, str]]:
-    """Yield the name and the loss of each dict that loses something when it is flattened to names."""
+    """Yield the name of each dict that cannot be flattened to names without loss, and a text about the loss."""
     tag = node[0] if isinstance(node, list) else None
     if tag == "odict" and node[2] is not None:
         yield path, "the attributes of this dict"
@@ -172,7 +171,7 @@ def _lost(node: Node, path: str) -> Iterator[tuple[str, str]]:
 
 
 def _chunks(name: str, leaf: LeafRecord) -> Iterator[_Item]:
-    """Cut a tensor into rows; a tensor with strides is one chunk."""
+    """Cut a tensor into chunks of rows. A tensor with strides is one chunk."""
     item_bytes = TORCH_ITEMSIZE[leaf.dtype]
     strides = strides_of(leaf)
     nothing = (0,) * len(leaf.shape)
@@ -201,7 +200,7 @@ class _Work(Work):
     placed: dict[str, list[WrittenChunk]] = field(default_factory=dict)  # the place of every item, by name
 
     def file(self, name: str, items: list[_Item]) -> ExportedFile:
-        """Write a file of values and tensors, one after another."""
+        """Write a file that contains values and tensors, one after another."""
         from ckstore.tensors.files.dcp_metadata import WrittenChunk
 
         with self.tree.create_file(name) as fd:
@@ -227,7 +226,7 @@ class _Work(Work):
                 at += nbytes
             self.read_back(fd, name, at, parts, regions)
         begun = sum(isinstance(item.content, LeafRows) and not any(item.offsets) for item in items)
-        return ExportedFile(name, at, begun)  # a tensor counts in the file of its first chunk
+        return ExportedFile(name, at, begun)  # a tensor is counted in the file with its first chunk
 
     def _archive(self, item: _Item) -> Archive:
         from ckstore.tensors.files.pickled import pickle_tensor

@@ -1,7 +1,7 @@
 """Write a directory for `from_pretrained`: weights as safetensors, with the configuration and the tokenizer.
 
-The weights are tensors of a saved state, or files that a trainer wrote. Such files are copied unchanged, unless they
-are a pickle or one file that must be split.
+The weights are tensors of a saved state, or files that a trainer wrote. Such files are copied unchanged, except for a
+pickle and a single file that must be split.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class _Plan:
     copied: tuple[FileRecord, ...]  # committed files that are copied
     added: tuple[UserFile, ...]  # files of the user
     left_out: tuple[str, ...]  # a sentence for each file that is not written
-    # The checkpoint, or the view of a file in it, with the tensors to write; None if weights are copied as files.
+    # The checkpoint, or the view of a file in it, and the tensors to write; None if the weights are copied as files.
     weights: tuple[CheckpointDirectory, ExportPlan, tuple[ShardFile, ...]] | None
 
 
@@ -126,7 +126,7 @@ def _of_files(
         raise BadInput(msg, hint="leave select= out")
     chosen = choose(directory.manifest, form, other)
     left_out = tuple(f"{path}: not part of the model" for path in chosen.left_out)
-    # A committed export: its sums are about the files of that export.
+    # If the files are those of an earlier export, its sums do not apply to this export.
     left_out += tuple(f"{file.path}: about an earlier export" for file in chosen.beside if file.path in ABOUT)
     beside = tuple(file for file in chosen.beside if file.path not in ABOUT)
     (first, *more) = chosen.weights
@@ -146,7 +146,7 @@ def _of_files(
 
 
 def check_state_dict(plan: ExportPlan, form: ModelForm) -> None:
-    """Raise unless the tensors are a state dict: `from_pretrained` fills missing weights with random values."""
+    """Raise unless the tensors are a state dict, since `from_pretrained` fills missing weights with random values."""
     if plan.metadata:
         msg = f"{form.call} reads quantized tensors only from a directory that the library itself has written"
         raise BadInput(msg, hint="export as safetensors, which torchao's own loader reads, or as torch")
@@ -156,7 +156,7 @@ def check_state_dict(plan: ExportPlan, form: ModelForm) -> None:
     )
     path = others[0] if others else next(deep, None)
     if path is None and plan.tensors:
-        # Both calls would ignore the names of a model with adapters.
+        # `from_pretrained` of both formats would ignore the names of a model with adapters.
         inside = (".base_layer.", ".lora_A.default.", ".modules_to_save.default.")
         found = next((tensor.name for tensor in plan.tensors if any(part in tensor.name for part in inside)), None)
         if found is not None:
@@ -234,7 +234,7 @@ class _FileCopier(Work):
     made: set[str] = field(default_factory=lambda: {""})  # directories of the export that exist
 
     def committed(self, file: FileRecord) -> ExportedFile:
-        """Copy a committed file, every byte checked."""
+        """Copy a committed file, checking every byte."""
         self._make_parents(file.path)
         written = self.small(file.path, self.metered(self._committed(file)), list(self._regions(file)))
         leaves = self.directory.manifest.leaves

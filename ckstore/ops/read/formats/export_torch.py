@@ -1,6 +1,6 @@
 """Write a saved state as one file that `torch.load` reads, preserving tied and strided tensors.
 
-The pickle is made over storages without memory; their bytes are streamed into the archive after it.
+The state is pickled with storages that have no memory. Their bytes are then streamed into the archive after the pickle.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ class LeafRows:
     """Consecutive bytes of the storage of a tensor."""
 
     leaf: LeafRecord  # the tensor
-    # `start` and `stop`: the byte range, relative to its first element.
+    # `start` and `stop`: the byte range, relative to the first element of the tensor.
     start: int
     stop: int
 
 
 Source = int | bytes | LeafRows
-"""The source of a record of an archive: a storage of the checkpoint, bytes, or a part of a storage."""
+"""The content of a record in an archive: a storage of the checkpoint, bytes, or a part of a storage."""
 
 
 class Archive:
@@ -58,7 +58,7 @@ class Archive:
             VERSION_RECORD,
         ]
         sizes = [self._size(source) for _, source in self._records]
-        # The place of every record, relative to its beginning.
+        # The place of every record, relative to the beginning of the archive.
         self.layout: ArchiveLayout = lay_out([name for name, _ in self._records], sizes)
 
     def write(self, fd: int, start: int, reader: RangeReader, meter: Meter) -> Iterator[WrittenPart]:
@@ -115,8 +115,8 @@ class Archive:
 
 
 VALUES_MOST_BYTES = 32 * 2**20
-"""Maximum size of values that are read into memory: NumPy arrays in the pickle, and parts of sparse tensors."""
-_NUMBERS_TIMES = 5  # a number in a list takes this many times more memory than in the store
+"""The maximum size of values that are read into memory: NumPy arrays in the pickle, and parts of sparse tensors."""
+_NUMBERS_TIMES = 5  # how many times more memory a number in a list takes than in the store
 _SHOWN = 5
 
 
@@ -159,17 +159,18 @@ def export_torch(
 def pickled_node(
     directory: CheckpointDirectory, state: Node, chosen: Sequence[LeafRecord], keep: Callable[[str], bool] | None
 ) -> PickledState:
-    """Pickle the value of a node, with the leaves that are `chosen`; the bytes of tensors are not read."""
+    """Pickle the value of a node, with the leaves that are `chosen`. The bytes of tensors are not read if possible."""
     leaves = directory.manifest.leaves
     parts = {leaves[i].name: node[2] for _, node in parts_in(state) for i in leaf_numbers(node)}
-    # The indices of a sparse tensor are checked when it is created. A subclass usually only holds its parts.
+    # The parts of a sparse tensor must be read, since its indices are checked when it is created. Other tensor
+    # subclasses usually only hold their parts.
     read = [leaf for leaf in chosen if leaf.kind != "torch" or parts.get(leaf.name) in SPARSE_KINDS]
     pickled = _pickled(directory, state, read, keep)
     streamed = {leaf.storage for leaf in chosen if not is_empty(leaf)} - {leaf.storage for leaf in read}
     copied = sum(bool(one) for one in pickled.storages if isinstance(one, bytes))
     if streamed <= set(pickled.storages) and copied <= len({leaf.storage for leaf in read if leaf.kind == "torch"}):
         return pickled
-    # A class that makes other tensors of its parts needs their values.
+    # If a class creates other tensors from its parts, the values of the parts must be read.
     return _pickled(directory, state, [leaf for leaf in chosen if leaf.kind != "torch" or leaf.name in parts], keep)
 
 
@@ -194,7 +195,7 @@ def refuse_large(manifest: Manifest, leaves: Sequence[LeafRecord]) -> None:
     """Raise if values that must be read into memory are too large.
 
     Raises:
-        BadInput: They are too large. The message names the largest.
+        BadInput: The values are too large. The message names the largest ones.
     """
     sizes = {
         leaf.name: leaf_bytes(manifest, leaf) * (_NUMBERS_TIMES if leaf.kind == "numbers" else 1) for leaf in leaves

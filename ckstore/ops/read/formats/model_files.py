@@ -1,7 +1,7 @@
-"""Select the files of a model that `from_pretrained` opens, from a directory that a trainer wrote and from the user.
+"""Select the files of a model for `from_pretrained`, from a directory that a trainer wrote and from the user.
 
 A trainer writes files for resuming next to the model: optimizers, random states, its own state. These are recognized
-by name. All other files belong to the model, since code and templates may have any name.
+by name and are not selected. All other files belong to the model, since code and templates may have any name.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _WEIGHTS = re.compile(r"[^/]*\.(?:safetensors|bin|pt|pth|ckpt|h5|msgpack|gguf|on
 class ModelForm:
     """A kind of model directory."""
 
-    name: str  # of the format
-    stem: str  # the beginning of the name of its weights
-    pickled_stem: str  # the same for pickled weights
+    name: str  # the name of the format
+    stem: str  # the beginning of the names of its safetensors weights
+    pickled_stem: str  # the beginning of the names of its pickled weights
     config: str  # the file that must exist
     call: str  # the function that opens it
-    other: str  # the other kind
+    other: str  # the name of the other format
     is_cut: bool  # whether its weights may be several files
 
     def is_weights(self, path: str) -> bool:
@@ -62,11 +62,11 @@ PEFT = ModelForm(
 
 @dataclass(frozen=True, slots=True)
 class ModelSelection:
-    """The selection among committed files."""
+    """The committed files that are exported, and those that are not."""
 
     weights: tuple[FileRecord, ...]  # the files of the weights, with their index
     beside: tuple[FileRecord, ...]  # the other files that are exported
-    left_out: tuple[str, ...]  # paths of the files that are not
+    left_out: tuple[str, ...]  # the paths of files that are not exported
 
 
 def choose(manifest: Manifest, form: ModelForm, other: ModelForm) -> ModelSelection:
@@ -96,12 +96,13 @@ def choose(manifest: Manifest, form: ModelForm, other: ModelForm) -> ModelSelect
         )
     parts = [path for path in taken if _PART.search(path)]
     single = [path for path in taken if path not in parts and not path.endswith(".index.json")]
-    if parts and single:  # transformers 5.23 leaves the single file of an earlier save in the directory
+    if parts and single:  # transformers 5.23 may leave the single file of an earlier save in the directory
         msg = (
             f"{manifest.name} has weights in {single[0]} and in {parts[0]}, and {form.call} would read only {single[0]}"
         )
         raise BadInput(msg, hint="commit a directory with the weights of one save: save into an empty directory")
-    left_out += [path for path in weights if path not in taken]  # the same weights as a pickle, or only an index
+    # The remaining weights are pickles of the same weights, or an index without parts.
+    left_out += [path for path in weights if path not in taken]
     return ModelSelection(
         tuple(files[path] for path in taken), tuple(files[path] for path in beside), tuple(sorted(left_out))
     )
@@ -121,18 +122,18 @@ def _file(manifest: Manifest, record: FileRecord) -> FileRecord | None:
 class UserFile:
     """A file of the user that is copied next to the weights."""
 
-    name: str  # in the export
-    path: Path  # as the user gave it
-    entry: Entry  # the file at that path, when it was checked
+    name: str  # its name in the export
+    path: Path  # the path that the user gave
+    entry: Entry  # the file at that path at the time of the check
 
 
 def added_files(add: object) -> tuple[UserFile, ...]:
-    """Return the files that `add` names; for a directory, the files at its top that are not weights.
+    """Return the files that `add` names. A directory stands for the files directly in it that are not weights.
 
-    A `UserFile` in the list stands for itself. Reading it fails if the file has changed since.
+    A `UserFile` in the list is returned unchanged. Reading it fails if the file has changed since it was checked.
 
     Raises:
-        BadInput: It is not a list of paths, a path is neither a file nor a directory, or two have the same name.
+        BadInput: `add` is not a list of paths, a path is neither a file nor a directory, or two files have one name.
     """
     if isinstance(add, (str, os.PathLike)) or not isinstance(add, Sequence):
         raise BadInput(f"add must be a list of paths, got {add!r}")
@@ -148,7 +149,7 @@ def user_file_parts(one: UserFile) -> Iterator[memoryview]:
     """Yield a file of the user in parts.
 
     Raises:
-        BadInput: It has changed since it was listed, or cannot be read.
+        BadInput: The file has changed since it was listed, or cannot be read.
     """
     nbytes = one.entry.nbytes
     try:
@@ -201,4 +202,4 @@ def _entry(path: Path) -> Entry | None:
         entry = look_at(foreign(os.path.realpath(path)), str(path))
     except CannotStore:
         return None
-    return None if entry.kind == "symlink" else entry  # a symlink to itself
+    return None if entry.kind == "symlink" else entry  # a resolved path is a symlink only if it points to itself
