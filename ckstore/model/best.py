@@ -19,7 +19,7 @@ _COUNT = re.compile(r"[0-9]{1,16}\Z")
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """The `n` checkpoints with the best value of a metric. Of equal values, the newer is better. NaN never counts.
+    """The `n` checkpoints with the best value of a metric. Of equal values, the newest is the best. NaN never counts.
 
     Attributes:
         metric: Name of the metric, as given to `Store.save` or `Store.annotate`.
@@ -67,13 +67,13 @@ def best_of(text: str, before: str = "") -> Best:
 
 
 def opposite_mode(best: Best) -> Mode | None:
-    """Return the mode that the name of a metric plainly implies if the rule has the other mode, or None."""
+    """Return the mode that the name of the metric plainly implies if `best` has the opposite mode, otherwise None."""
     said = mode_by_name(best.metric)
     return None if said == best.mode else said
 
 
 def metrics_there(found: Iterable[Mapping[str, float]], wanted: str) -> str:
-    """Return a hint with the metrics of checkpoints, or with one whose spelling is similar to the wanted one."""
+    """Return a hint that names existing metrics of checkpoints, or the one whose name is most similar to `wanted`."""
     from difflib import get_close_matches  # only needed for an error
 
     names = sorted({name for metrics in found for name in metrics})

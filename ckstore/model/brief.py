@@ -26,7 +26,10 @@ _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = _VALUE_CHARS
 
 
 def brief(*shown: str) -> Callable[[type[T]], type[T]]:
-    """Return a decorator, placed above ``@dataclass``, for a short `repr` of the fields `shown` or of all fields."""
+    """Return a decorator that gives a dataclass a short `repr` of the fields `shown`, or of all fields.
+
+    It must be placed above ``@dataclass``.
+    """
 
     def with_brief_repr(cls: type[T]) -> type[T]:
         def text(self: T) -> str:
@@ -43,7 +46,7 @@ def brief(*shown: str) -> Callable[[type[T]], type[T]]:
 
 
 class BriefList(list[T]):
-    """A list with a short `repr`. A long list shows its first and last items, the `str` of each on one line."""
+    """A list with a short `repr`. A long list shows its first and last items, each on one line."""
 
     @overload
     def __getitem__(self, index: SupportsIndex) -> T: ...
@@ -53,7 +56,8 @@ class BriefList(list[T]):
         return BriefList(super().__getitem__(index)) if isinstance(index, slice) else super().__getitem__(index)
 
     def __repr__(self) -> str:
-        # Names are short and may be copied into a program. Reports are easier to read with one line each.
+        # Names are short, and users copy them into programs, so many of them are shown as a Python list. Reports are
+        # easier to read with one line each.
         is_short = len(self) <= (MOST_CHARS // 4 if self and isinstance(self[0], str) else _ITEMS_SHOWN)
         if is_short and len(text := super().__repr__()) <= MOST_CHARS and "\n" not in text:
             return text
@@ -75,7 +79,7 @@ class BriefList(list[T]):
 
 
 def _html(result: object) -> str:
-    """Return the HTML of a result for a notebook, which is its `str`, cut to two screens."""
+    """Return the `str` of a result as HTML for a notebook, cut to two screens."""
     lines = str(result).splitlines()
     most = 2 * MOST_LINES
     more = [f"... {len(lines) - most:,} more lines: print it"] if len(lines) > most else []
@@ -95,7 +99,7 @@ def _value(value: object) -> str:
         text = _SHORT.repr(value)
     except ValueError:  # an integer of more digits than str() accepts
         text = f"<{type(value).__name__}>"
-    text = text.replace("(\n    ", "(").replace(",\n)", ")").replace("\n    ", " ")  # of a nested result, on one line
+    text = text.replace("(\n    ", "(").replace(",\n)", ")").replace("\n    ", " ")  # a nested result on one line
     if len(text) > _VALUE_CHARS and isinstance(value, list | tuple) and value and is_dataclass(value[0]):
         return f"<{len(value):,} {type(value[0]).__name__}>"  # a part of the items would be meaningless
     if len(text) > _VALUE_CHARS:

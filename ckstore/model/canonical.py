@@ -1,4 +1,7 @@
-"""Canonical JSON and its numbers. It imports little, as every command needs it. Source: docs/format/v1.md."""
+"""Canonical JSON and its numbers. Source: docs/format/v1.md.
+
+This module imports little, because every command needs it.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,9 @@ SAFE_INT = 2**53
 PART_DIGITS = 4000
 """A number of digits below the limit of int() and str() (sys.set_int_max_str_digits)."""
 MAX_INT_BITS = 100_000
-"""Most bits of a saved integer. Converting digits to an integer takes quadratic time."""
+"""The maximum number of bits of a saved integer. The time to convert digits to an integer grows quadratically."""
 MAX_NUMBER_DIGITS = 30_103
-"""Most characters of a number in a document, without the sign, for an integer of `MAX_INT_BITS`."""
+"""The maximum number of characters of a number in a document, without the sign; enough for `MAX_INT_BITS` bits."""
 TOO_LONG_INT = f"an integer of more than {MAX_INT_BITS:,} bits ({MAX_NUMBER_DIGITS:,} digits)"
 LONG_INT_HINT = (
     'store value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True); '
@@ -34,7 +37,8 @@ def canonical_json(value: object) -> bytes:
 def canonical_text(value: object) -> str:
     """Return the text of `canonical_json` before it is encoded to bytes.
 
-    A value has exactly one text. Digests cover these bytes, so spaces or another order would give another checkpoint.
+    A value has exactly one text. Digests cover it, so the same value with spaces or in another order would have another
+    digest.
     """
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
 
@@ -52,7 +56,7 @@ def encode_metric(value: float) -> int | float | str:
 def fits_json(text: str) -> bool:
     """Return whether JSON preserves `text`.
 
-    JSON joins two surrogates that form a pair, so that they are read as one character.
+    A JSON reader joins two surrogates that form a pair to one character.
     """
     return text.isascii() or _PAIR.search(text) is None
 

@@ -28,17 +28,17 @@ _BIG_PATTERN = re.compile(r"-?[1-9][0-9]{15,}\Z")
 CREATED_PATTERN = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}Z\Z")
 
 
-# Far below the depth at which Python's C parser overflows its stack and the process dies.
+# The limit is far below the depth at which Python's C parser overflows its stack and the process dies.
 MAX_LEVELS = 500
-"""Most levels of a document."""
-# Each level takes three levels of JSON, so that a state with its frame remains below `MAX_LEVELS`.
+"""The maximum number of nested levels of a document."""
+# Each level of a state takes three levels of JSON, so the document that contains the state remains below `MAX_LEVELS`.
 MAX_DEPTH = 100
-"""Most levels of a state."""
+"""The maximum number of nested levels of a state."""
 _REST = bytes(set(range(256)) - set(b'[]{}"'))
 _ONE_KIND = bytes.maketrans(b"{}", b"[]")
 _STEPS = {ord("["): 1, ord("]"): -1}
 _QUICK_LEVELS = 8
-# `split` needs a hundred bytes for each quote, which for a manifest of 512 MiB would exhaust the host's memory.
+# `split` needs about 100 bytes of memory for each quote. For a manifest of 512 MiB, it would exhaust the host's memory.
 _PIECE_BYTES = 2**18
 
 
@@ -157,7 +157,7 @@ def check_format(members: Mapping[str, Any], format: str, newest: int, where: st
     if members.get("format") != format:
         refuse(where, "format", repr(format), members.get("format"))
     version = members.get("version")
-    # `type`, since True is an `int`, and `1 == True`.
+    # `isinstance` would accept True, which is an `int` and equal to 1.
     if type(version) is not int or version < 1:
         refuse(where, "version", "an integer from 1", version)
     # In a newer version, members may have another meaning, so do not guess.
@@ -171,13 +171,13 @@ def check_format(members: Mapping[str, Any], format: str, newest: int, where: st
 def parse_foreign(data: bytes) -> Any:
     """Return the value of JSON from another program, by Python's own rules except for the length of numbers.
 
-    Only a document with long digits takes the slower hook. Python's own limit can be switched off.
+    The slower hook is used only for a document with long numbers.
     """
     return json.loads(data, parse_int=_foreign_integer if _has_long_numbers(data) else None)
 
 
 def _foreign_integer(digits: str) -> int:
-    # `int()` takes time by the square of the digits, and Python's own limit can be switched off.
+    # The time of `int()` grows with the square of the number of digits, and Python's own limit can be switched off.
     if len(digits) > MAX_NUMBER_DIGITS:
         raise _Refused(f"a number of {len(digits)} digits")
     return int(digits)
@@ -191,13 +191,13 @@ def _has_long_numbers(data: bytes) -> bool:
 def _is_deep(data: bytes) -> bool:
     """Return whether JSON is nested deeper than `MAX_LEVELS`.
 
-    The parser is recursive. Its depth limit depends on the interpreter and on a program that raised it, and the process
-    dies beyond the end of the stack.
+    The parser is recursive. Its depth limit depends on the interpreter, and a program may have raised it. If the stack
+    overflows, the process dies.
     """
     if rb"\"" in data:
-        data = data.replace(rb"\\", b"").replace(rb"\"", b"")  # pairs from the left; a single one escapes
+        data = data.replace(rb"\\", b"").replace(rb"\"", b"")  # escaped backslashes first
     left = _outside_strings(data.translate(_ONE_KIND, _REST))
-    for _ in range(_QUICK_LEVELS):  # the innermost pairs, which are most of them, all at once
+    for _ in range(_QUICK_LEVELS):  # each pass removes all innermost pairs, which are most pairs
         left = left.replace(b"[]", b"")
     most = max(accumulate(map(_STEPS.__getitem__, left)), default=0)
     return most + _QUICK_LEVELS > MAX_LEVELS
@@ -206,7 +206,8 @@ def _is_deep(data: bytes) -> bool:
 def _outside_strings(marks: bytes) -> bytes:
     """Return the brackets outside strings in `marks`, which has only brackets and quotes.
 
-    It works in pieces, because Python needs a hundred bytes for each split part, and an attacker may send millions.
+    It splits the marks piece by piece, because Python needs about 100 bytes for each part, and an attacker may send
+    millions of quotes.
     """
     found, inside = [], False
     for at in range(0, len(marks), _PIECE_BYTES):

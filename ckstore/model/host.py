@@ -1,4 +1,4 @@
-"""Facts about the hosts that use a store: how far file locks reach, unwritten data, and directories that they purge.
+"""Facts about the hosts that use a store: how far file locks reach, unwritten data, and directories that are purged.
 
 The sources on locks are nfs(5), flock(2) and mount.lustre(8).
 """
@@ -27,13 +27,13 @@ _OFTEN_PURGED = ("scratch", "lscratch", "pscratch", "ptmp", "nobackup")
 class Reach(NamedTuple):
     """How far file locks reach."""
 
-    hosts: bool | None  # whether they reach other hosts; None if unknown
-    why: str = ""  # the mount option, or its absence, that prevents it; empty otherwise
-    mended: str = ""  # how to mount it so that they do
+    hosts: bool | None  # whether locks reach other hosts; None if unknown
+    why: str = ""  # the mount option whose presence or absence prevents it; empty otherwise
+    mended: str = ""  # how to mount the filesystem so that locks reach other hosts
 
 
 def reach_of_locks(kind: str, options: AbstractSet[str]) -> Reach:
-    """Return how far file locks reach, by the type and the options of the mount."""
+    """Return how far file locks reach on a mount of this type with these options."""
     if kind not in _KEPT_HERE_BY:
         return Reach(None)
     for option in _KEPT_HERE_BY[kind]:

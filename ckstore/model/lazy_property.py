@@ -12,8 +12,8 @@ class LazyProperty(Generic[T]):
     """A decorator for a method whose result is computed at the first access and stored in the object's ``__dict__``.
 
     Use it if the computation reads a disk. `functools.cached_property` of Python 3.11 has one lock for all objects, so
-    a store on a hanging filesystem would block the stores on all others. If two threads access the value of one object
-    at the same time, both may compute it, and the last value is stored.
+    a store on a hanging filesystem would block the stores on all other filesystems. If two threads access the value of
+    one object at the same time, both may compute it, and the last value is stored.
     """
 
     def __init__(self, compute: Callable[[Any], T]) -> None:

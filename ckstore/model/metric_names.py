@@ -32,7 +32,7 @@ _KNOWN = LOSS_WORDS | SCORE_WORDS | OTHER_SENSE_WORDS
 
 _SEPARATORS = re.compile(r"[\W_]+")
 _CAMEL_CASE = re.compile(r"[A-Z]+[0-9]*(?![a-z])|[A-Z]?[a-z]+[0-9]*")
-# ``-loss`` and ``1-acc``, but not the hyphen of ``top-1-acc``.
+# This matches the minus of ``-loss`` and ``1-acc``, but not the hyphens of ``top-1-acc``.
 _MINUS_SIGN = re.compile(r"(?:\A|[\s/(])1?\s*-")
 
 
@@ -52,7 +52,7 @@ def _words_in(metric: str) -> Iterator[str]:
         # In another script, a part of a word may look like an English word.
         if not piece.isascii():
             continue
-        if (whole := _known(piece)) is not None:  # before splitting, because mAP, IoU and F1 are one word
+        if (whole := _known(piece)) is not None:  # before splitting, because mAP, IoU and F1 are single words
             yield whole
         else:
             yield from (word for part in _CAMEL_CASE.findall(piece) if (word := _known(part)) is not None)

@@ -24,14 +24,14 @@ _ESCAPE = re.compile(r"\\(.)")
 RUN_PATTERN = re.compile(r"[A-Za-z0-9._-]{1,100}\Z")
 STEP_PATTERN = re.compile(r"(?:0|[1-9][0-9]{0,15})\Z")
 _ID_PATTERN = re.compile(r"(?:(?:xxh3|blake3)-)?[0-9a-fA-F]{6,}\Z")
-# The integers that every JSON reader holds exactly.
+# Every JSON reader represents integers up to this one exactly.
 MAX_STEP = 2**53
 DEFAULT_RUN = "main"
 COMPUTED = ("latest", "latest-valid", "latest-healthy")
-"""Refs that are resolved at each use, so that a tag may not have these names."""
+"""Refs that are resolved at each use. A tag may not have one of these names."""
 
 SHORT_DIGITS = 10
-"""Number of hexadecimal digits of the id in the name of a checkpoint's directory. More if two names would be equal."""
+"""Number of hexadecimal digits of the id in the name of a checkpoint's directory, unless two names would be equal."""
 _DIRECTORY_PATTERN = re.compile(r"(0|[1-9][0-9]{0,15})(?:\.([0-9a-f]{10,64})(?:\.([1-9][0-9]{0,5}))?)?\Z")
 
 
@@ -39,8 +39,8 @@ class DirectoryName(NamedTuple):
     """The parts of the name of a checkpoint's directory."""
 
     step: int
-    digits: str  # the first hexadecimal digits of the id; empty in a store of a draft
-    generation: int  # starts at 0; a compacted form, or a replacement of a damaged one, has the next number
+    digits: str  # the first hexadecimal digits of the id; empty in a store of a draft format
+    generation: int  # starts at 0; a compacted form, or one that replaces a damaged form, has the next number
 
     def __str__(self) -> str:
         digits = f".{self.digits}" if self.digits else ""
@@ -65,7 +65,7 @@ class CheckpointKey(NamedTuple):
         return self.run, self.step
 
     def fits(self, run: str, step: int, id: str) -> bool:
-        """Return whether a directory with this key may hold the checkpoint of a run and a step with an id."""
+        """Return whether a directory with this key may hold the checkpoint with this run, step and id."""
         name = parse_directory(self.directory)
         return name is not None and self.run_step == (run, step) and id.rpartition("-")[2].startswith(name.digits)
 
@@ -233,9 +233,9 @@ def is_tag(name: str) -> bool:
     return True
 
 
-# The limit of ext4, XFS and btrfs.
+# This is the limit of ext4, XFS and btrfs.
 NAME_MAX_BYTES = 255
-# Below PATH_MAX of Linux (4,096), which also counts the path of the destination.
+# PATH_MAX of Linux (4,096 bytes) also counts the path of the destination.
 PATH_MAX_BYTES = 4000
 MOST_LEVELS = 256
 """Maximum number of directories in the path of a file."""
@@ -293,7 +293,7 @@ def differing_in_case(paths: Iterable[str]) -> tuple[str, str] | None:
 
 def expanded(path: str | os.PathLike[str]) -> Path:
     """Return `path` with a leading ``~`` or ``~user`` replaced by the home directory, as in a shell."""
-    # Use an absolute path for a directory with such a name.
+    # A directory whose own name starts with ``~`` can be given by its absolute path.
     return Path(os.path.expanduser(path))  # noqa: PTH111 - the method of Path raises for an unknown user
 
 
@@ -311,7 +311,7 @@ def greatest_in_order(sequences: Iterable[int]) -> int:
     """Return the greatest valid sequence number, or 0. Greater numbers are ignored."""
     last = 0
     for sequence in sorted(sequences):
-        # The numbers are sorted, so that one forged number does not make others count.
+        # The numbers are sorted, so all numbers after a forged one are ignored.
         if sequence - last > WIDEST_GAP:
             break
         last = sequence

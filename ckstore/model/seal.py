@@ -1,10 +1,11 @@
-"""The digest that a small JSON file carries of itself. Source: docs/format/v1.md, "Digests of small files".
+"""The digest that a small JSON file contains of its own content. Source: docs/format/v1.md, "Digests of small files".
 
-The id of a checkpoint does not cover settings, pins and annotations, so a flipped bit in one would read as another
-metric or another policy. A file without the member is accepted, because an older ckstore or a user may have written it.
+The id of a checkpoint does not cover settings, pins and annotations. Without a digest, a flipped bit in such a file
+would be read as another metric or another policy. A file without a digest is accepted, because an older ckstore or a
+user may have written it.
 
-Before a file is written, its reader parses the new content within its limits. An unreadable file would lose all its
-entries.
+Before a file is written, its new content is parsed in the same way as when it is read, because an unreadable file would
+lose all its entries.
 """
 
 from __future__ import annotations
@@ -34,16 +35,16 @@ T = TypeVar("T")
 
 
 def to_write(document: D, parse: Callable[[bytes, str], D], *, most_bytes: int, where: str) -> bytes:
-    """Return the bytes of a small file with their own digest, after its reader has parsed them.
+    """Return the bytes of a small file with their digest, after checking that the file can be read back.
 
     Args:
         document: The content of the file.
-        parse: Its reader.
-        most_bytes: The limit of its reader.
+        parse: The function that parses such a file.
+        most_bytes: The maximum size that readers of such a file accept, in bytes.
         where: The name of the file, for messages.
 
     Raises:
-        BadInput: The content is too large, or its reader does not return it unchanged.
+        BadInput: The content is too large, or `parse` does not return it unchanged.
     """
     plain = document.render()
     data = seal(plain)
@@ -63,7 +64,7 @@ def to_write(document: D, parse: Callable[[bytes, str], D], *, most_bytes: int, 
 
 
 def read(data: bytes, parse: Callable[[bytes, str], T], where: str) -> T:
-    """Return the content of a small file, after comparing it with the digest that it carries, if any."""
+    """Return the content of a small file, after comparing it with the digest in the file, if there is one."""
     # Parse first, so that a newer version is reported as such and not as damaged.
     document = parse(data, where)
     check_seal(data, where)
@@ -79,7 +80,7 @@ def seal(data: bytes) -> bytes:
 
 
 def check_seal(data: bytes, where: str) -> bool:
-    """Compare a file with the digest that it carries; return whether it has one."""
+    """Compare the content of a file with the digest in it; return whether it has one."""
     members = parse_object(data, where=where)
     wanted = members.pop(MEMBER, None)
     if wanted is None:

@@ -17,7 +17,7 @@ _FACTORS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12} 
     name: 1024 ** (power + 1) for power, unit in enumerate(_UNITS[:4]) for name in (unit.upper(), unit[0])
 }
 _WRITTEN = ("TB", "TiB", "GB", "GiB", "MB", "MiB", "KB", "KiB", "B")
-# Python rejects numbers with thousands of digits with an error of its own.
+# Longer numbers are refused here, because Python rejects numbers with thousands of digits with an error of its own.
 _SIZE = r"([0-9]{1,30}(?:\.[0-9]{1,30})?) ?([A-Za-z]*)"
 
 
@@ -30,8 +30,9 @@ def pack_below_bytes(medium: int, chunk_bytes: int) -> int:
     """Return the size below which storages share packs in a state with `medium` storages of medium size.
 
     A storage that is larger than a chunk is cut into chunks, so that its parts are deduplicated.
-    A file costs an fsync, two links and some 20 system calls, so hundreds of storages of a few MiB share packs. A few
-    of them have blobs of their own, which are freed one by one (docs/adr/0037-medium-tensors.md).
+    Each file costs an fsync, two links and some 20 system calls, so in a state with hundreds of storages of a few MiB,
+    these share packs. In a state with only a few of them, each has a blob of its own, which can be freed without the
+    others (docs/adr/0037-medium-tensors.md).
     """
     return max(SMALL_BELOW_BYTES, min(MEDIUM_BELOW_BYTES, chunk_bytes)) if medium >= _MANY else SMALL_BELOW_BYTES
 

@@ -1,4 +1,4 @@
-"""The time format of the store and the durations that users write, without a clock."""
+"""The time format of the store, and the durations that users write. No function reads a clock."""
 
 from __future__ import annotations
 

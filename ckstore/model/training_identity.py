@@ -21,12 +21,12 @@ class Parent(NamedTuple):
 
     id: str  # id of a checkpoint; empty if a training starts, or a load failed midway
     run: str = ""  # the run of that checkpoint, or the run in which a training starts
-    training: str = ""  # from its manifest; empty if an older ckstore saved it, or if unknown
+    training: str = ""  # id of its training; empty if unknown, or if an older ckstore saved the checkpoint
     sequence: int = 0  # sequence number of a checkpoint that this process saved
     origin: Literal["loaded", "saved", "begun", "lost"] = "loaded"
     step: int | None = None  # step of a checkpoint that this process saved
-    # The number of the latest load, failed load or new training of the run, by `next_load`; 0 before the first. A save
-    # keeps it, so it shows, also in another process, whether a load came in between.
+    # The number from `next_load` of the latest load, failed load or new training of the run; 0 before the first. A save
+    # does not change the number, so two equal numbers show, also in another process, that there was no load in between.
     load: int = 0
 
     @classmethod

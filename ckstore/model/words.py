@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from ckstore.model.sizes import size_text
 
 LINES_SHOWN = 30
-"""Number of lines of a long list in the text of a report."""
+"""The maximum number of lines that the text of a report shows of a list."""
 _ITEMS_SHOWN = 8
 PUSH_AGAIN = "push that checkpoint again from a store that has all of it"
 
@@ -16,7 +16,7 @@ PUSH_AGAIN = "push that checkpoint again from a store that has all of it"
 def printable(text: str, *, keep_lines: bool = False) -> str:
     """Return `text` with control characters and lone surrogates as escapes.
 
-    Names and messages come from another user. They must not move the cursor of the reader.
+    Names and messages may come from another user. They must not move the cursor in the reader's terminal.
     """
     if text.isprintable():
         return text
@@ -32,7 +32,7 @@ def named(name: str) -> str:
 
 
 def mending_there(what: str = "that object") -> str:
-    """Return how to repair a damaged object on a remote. A push alone would not check the existing bytes there."""
+    """Return how to repair a damaged object on a remote. A push alone would not check existing bytes."""
     return f"delete {what} from the remote, then {PUSH_AGAIN}"
 
 

@@ -120,7 +120,7 @@ def test_size_zero_disables_the_cache_gc_empties_it_and_du_and_doctor_report_it(
     held = kept(store)
     usage = store.du()
     assert usage.cached_bytes == held > 0
-    assert "were fetched from it and are cached" in str(usage)
+    assert "were fetched from remotes and are cached" in str(usage)
     found = {finding.what: finding.found for finding in store.doctor().findings}
     assert found["cache"].startswith("keeps 3.")
     assert "removed 3." in str(store.gc())

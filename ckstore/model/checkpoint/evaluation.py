@@ -74,7 +74,7 @@ class Evaluation:
     host: str  # the name of its host, for users
     boot: str  # identifies the machine and its boot
     pid: int  # the process id, for users
-    locks_reach_hosts: bool = False  # whether other hosts see its lock, according to its own mount
+    locks_reach_hosts: bool = False  # whether other hosts see the lock on the record, according to its mount
 
     def __str__(self) -> str:
         return printable(f"for {self.metric}, by PID {self.pid} on {self.host} since {self.created[:19]}Z")

@@ -12,13 +12,13 @@ from ckstore.model.digest import is_digest
 from ckstore.model.document import parse_object
 
 MARK_VERSION = 1
-# 1,000 entries of twice 1,900 bytes fit.
+# A file of this size can hold 1,000 entries, each with 1,900 bytes of names and a sentence of 1,900 bytes.
 MARK_MAX_BYTES = 4 * 2**20
 _FORMAT = "ckstore-damaged"
 _NAMES_MOST = 100
 _ENTRIES_MOST = 1000
 _NAMES_MAX_BYTES = _WHAT_MAX_BYTES = 1900
-"""Limits of the names and of the sentence of an entry, as JSON, so that a mark of 1000 entries can be read again."""
+"""Limits of the names and of the sentence of an entry, in bytes of JSON. See `MARK_MAX_BYTES`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Mark:
     """The damage that reads and verifications found in a checkpoint, and the time of the last finding."""
 
     found: str  # UTC, ``YYYY-MM-DDTHH:MM:SS.ffffffZ``
-    entries: tuple[MarkEntry, ...]  # empty only if the file cannot be parsed, which is also a mark
+    entries: tuple[MarkEntry, ...]  # empty only if the file cannot be parsed; even then it is a mark
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "entries", self.entries[:_ENTRIES_MOST])

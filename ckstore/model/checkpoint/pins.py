@@ -19,7 +19,7 @@ PIN_MAX_BYTES = 2**20
 _FORMAT = "ckstore-pin"
 _SUFFIX = ".json"
 OF_A_FILE = " names it"
-"""The end of the reason of a pin from an integration. The path of a file with the id precedes it."""
+"""The end of the reason of a pin that an integration created. The path of a file that contains the id precedes it."""
 
 
 @brief()
@@ -48,7 +48,7 @@ class Pin:
 
     @property
     def is_of_a_file(self) -> bool:
-        """Whether an integration created it for a file that names the checkpoint."""
+        """Whether an integration created this pin for a file that names the checkpoint."""
         return self.reason.endswith(OF_A_FILE)
 
     def expired(self, now: datetime) -> bool:

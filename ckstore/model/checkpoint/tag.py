@@ -19,7 +19,7 @@ class TagTarget(NamedTuple):
     """The checkpoint that the text of a tag names."""
 
     key: CheckpointKey
-    twice: bool  # whether the text has each name twice; an earlier ckstore wrote it once, and it may have rotted
+    twice: bool  # whether the text has each name twice, which detects damage; an earlier ckstore wrote each once
 
 
 def tag_text(key: CheckpointKey) -> str:
@@ -28,7 +28,7 @@ def tag_text(key: CheckpointKey) -> str:
 
 
 def parse_tag(text: str) -> TagTarget | None:
-    """Parse the text of a symlink. Return None if it is not that of a tag."""
+    """Parse the text of a symlink. Return None if it is not the text of a tag."""
     twice = _TEXT_TWICE.match(text)
     found = twice or _TEXT.match(text)
     if found is None or not is_run(found[1]) or (key := key_of(found[1], found[2])) is None:
@@ -45,7 +45,7 @@ class Tag:
         name: Its name, which is a ref.
         run, step: Run and step of the checkpoint that it names.
         id: Id of that checkpoint. None if the tag dangles, because the checkpoint was deleted or is incomplete.
-        superseded: Whether its step has a newer checkpoint, which ``RUN@STEP`` then names.
+        superseded: Whether the step has a newer checkpoint. If so, ``RUN@STEP`` names the newer one.
     """
 
     name: str

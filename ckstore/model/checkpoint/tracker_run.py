@@ -1,4 +1,4 @@
-"""The runs of experiment trackers, such as W&B, in the metadata of a checkpoint that was saved during them."""
+"""Runs of experiment trackers, such as W&B, in the metadata of the checkpoints that were saved during these runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class TrackerRun:
         run: The id of the run.
         project: The project of the run, or the id of the experiment of MLflow.
         name: The name of the run, or empty.
-        url: The page of the run, or empty if it has none, as without a server.
+        url: The page of the run, or empty if there is none, for example without a server.
     """
 
     kind: str
@@ -56,7 +56,10 @@ def runs_in(metadata: Mapping[str, Any]) -> tuple[TrackerRun, ...]:
 
 
 def with_runs(metadata: Any, runs: Sequence[dict[str, str]]) -> Any:
-    """Return metadata of a caller with runs, unless it has this key. Metadata of another type is returned unchanged."""
+    """Return the caller's metadata with `runs` under the key `TRACKED_BY`, unless it already has this key.
+
+    Metadata that is not a mapping is returned unchanged.
+    """
     if not runs or not isinstance(metadata, Mapping | None):
         return metadata
     return {TRACKED_BY: runs, **(metadata or {})}

@@ -19,21 +19,21 @@ _SQLITE_BACKPORTS = {(3, 50): 7, (3, 44): 6}
 class AbilityFacts:
     """The results of tests and queries on this machine."""
 
-    # Empty if hardlinks and renames between the directories of the store work, otherwise the failure. None if this user
-    # may not write to the store, so that nothing was tried.
+    # Empty if hardlinks and renames between the directories of the store work, otherwise the failure. None if nothing
+    # was tried, because this user may not write to the store.
     links: str | None = ""
-    projects: str = ""  # names directories with different project ids, between which renames fail
-    # ``yes``, ``held`` (a process has the file open, so leases work) or ``no``. ``shared`` if other hosts may be at
-    # work, which a lease does not cover. ``foreign`` if another user owns the store, whose files were not tried.
+    projects: str = ""  # text on directories with different project ids, between which renames fail; empty if none
+    # ``yes``, ``held`` (a process has the file open, so leases work) or ``no``. ``shared`` if other hosts may use the
+    # store, because a lease does not cover them. ``foreign`` if another user owns the store, so nothing was tried.
     lease: str = "yes"
     reflink: bool | None = None  # whether files can share blocks; None if not tried
-    link_limit: int = 0  # the most names that a file may have; 0 if unknown
-    link_most: int = 0  # the most names that a blob of the store has
-    # Alignment of direct reads and writes. 0 if there are none, None if the kernel does not report it.
+    link_limit: int = 0  # the maximum number of names of a file; 0 if unknown
+    link_most: int = 0  # the greatest number of names of a blob in the store
+    # Alignment of direct reads and writes. 0 if direct I/O is not possible, None if the kernel does not report it.
     direct_io_bytes: int | None = None
     read_ahead_kib: int | None = None  # of the device; None if there is no device or it is not visible
-    open_files: int = _LEAST_FILES  # how many files this process may have open
-    sqlite: tuple[int, int, int] = _SQLITE_MENDED  # version of the library
+    open_files: int = _LEAST_FILES  # the maximum number of files that this process may have open
+    sqlite: tuple[int, int, int] = _SQLITE_MENDED  # version of the SQLite library
 
 
 def check_links(facts: AbilityFacts) -> DoctorFinding:
@@ -158,7 +158,7 @@ class SpaceFacts:
     free_inodes: int  # meaningless if the total is 0
     newest_bytes: int  # size of the newest checkpoint; 0 if there is none
     reserve_bytes: int  # size of the space that the store reserves for gc on a full disk
-    reserve_wanted_bytes: int  # the size that it should have
+    reserve_wanted_bytes: int  # the size that the reserve should have
 
 
 def check_bytes(facts: SpaceFacts) -> DoctorFinding:

@@ -1,4 +1,4 @@
-"""Findings about the other contents of a store, such as dead saves, trash, pins and damage, and about leaked files."""
+"""Findings about the contents of a store, such as dead saves, trash, pins and damage, and about leaked files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _told(found: Leftover) -> str:
 
 
 def check_staging(stagings: Sequence[Leftover], *, other_hosts: bool = False) -> DoctorFinding:
-    """Check saves in progress and dead ones. `other_hosts` means that other hosts may use the store."""
+    """Check running and dead saves. `other_hosts` means that other hosts may use the store."""
     dead = [found for found in stagings if not found.alive]
     stuck = [found for found in stagings if found.alive and found.age_s > _OLD_S]
     if dead:
@@ -64,7 +64,7 @@ def check_trash(trash: Sequence[Leftover], *, other_hosts: bool = False) -> Doct
 
 
 def check_undo(window_s: float, waiting: Sequence[Waiting]) -> DoctorFinding:
-    """Check the dropped checkpoints. `window_s` is how long a checkpoint that is deleted now can be restored."""
+    """Check the dropped checkpoints. A checkpoint that is deleted now can be restored for `window_s` seconds."""
     whole, broken = ([one for one in waiting if bool(one.problem) is is_broken] for is_broken in (False, True))
     told = [f"{amount_of(whole)} can be restored"] if whole else []
     told += [f"{amount_of(broken)} cannot be restored: {broken[0].problem}"] if broken else []
@@ -82,7 +82,7 @@ def check_tags(count: int, doubtful: Sequence[str], do: str) -> DoctorFinding:
     Args:
         count: The number of tags.
         doubtful: The problem of each tag whose checkpoint is unknown.
-        do: What to do about the first of these.
+        do: What to do about the first of these problems.
     """
     if doubtful:
         told = f"nothing is dropped, since the protected checkpoints are unknown: {_listed(doubtful)}"
@@ -94,10 +94,10 @@ def check_tags(count: int, doubtful: Sequence[str], do: str) -> DoctorFinding:
 class PinFacts:
     """The pins of a store."""
 
-    count: int = 0  # all of them
+    count: int = 0  # number of all pins
     expired: tuple[str, ...] = ()  # names of expired pins
     dangling: tuple[str, ...] = ()  # names of pins whose checkpoint was deleted or replaced
-    problem: str = ""  # why one cannot be read; empty if all can
+    problem: str = ""  # why a pin cannot be read; empty if all can be read
 
 
 def check_pins(facts: PinFacts) -> DoctorFinding:
@@ -150,8 +150,8 @@ def check_readings(count: int, unread: int, oldest_s: float) -> DoctorFinding:
 
     Args:
         count: The number of blobs.
-        unread: The number of these without a known reading.
-        oldest_s: The time since the least recently read one of the others was read.
+        unread: The number of blobs whose last reading is unknown.
+        oldest_s: The time since the last reading of the least recently read other blob, in seconds.
     """
     if not count:
         return ok("last readings", "no checkpoint has a blob")
@@ -174,8 +174,9 @@ def check_ages(path: str, oldest_s: float, owner: str) -> DoctorFinding:
 
     Args:
         path: The path of the store.
-        oldest_s: The age of the oldest file.
-        owner: The owner of that file if it is another user, who alone can renew its times. Otherwise empty.
+        oldest_s: The age of the oldest file, in seconds.
+        owner: The owner of the oldest file if it is another user, because only that user can renew its times. Empty if
+            this user owns the file.
     """
     told = f"the times of the oldest file of the newest checkpoint are {age_words(oldest_s)} old"
     named = often_purged(path)
@@ -190,7 +191,7 @@ def check_ages(path: str, oldest_s: float, owner: str) -> DoctorFinding:
 
 
 def check_hashes(strangers: Sequence[str], hash_name: str) -> DoctorFinding:
-    """Check for checkpoints whose digests have another hash than the store."""
+    """Check for checkpoints whose digests use another hash algorithm than the store."""
     if strangers:
         count = counted(len(strangers), "checkpoint")
         told = f"{count} from a store whose hash is not {hash_name}: {_listed(strangers)}"
@@ -235,7 +236,7 @@ def check_catalog(problems: Sequence[str], where: str = "", damaged: Sequence[st
 
     Args:
         problems: The problems of the catalog.
-        where: Its place, if it is not in the store.
+        where: The path of the catalog, if it is not in the store.
         damaged: Files of earlier catalogs that were set aside.
     """
     if problems:

@@ -12,7 +12,7 @@ from ckstore.model.words import counted, printable
 
 LEVELS: tuple[Level, ...] = get_args(Level)
 MARGIN = max(map(len, LEVELS)) + 2
-"""Columns of the level before the text of a finding."""
+"""Number of columns for the level before the text of a finding."""
 
 
 @brief()
@@ -67,7 +67,7 @@ class DoctorReport:
         return self.worst != "error"
 
     def __str__(self) -> str:
-        return "\n".join([*map(str, self.findings), summary(self)])  # not cut, because an error may be the last
+        return "\n".join([*map(str, self.findings), summary(self)])  # all lines, because the last one may be an error
 
 
 def summary(report: DoctorReport) -> str:

@@ -17,17 +17,16 @@ class OwnerFacts:
     """Owner and permissions of a store."""
 
     path: str
-    mode: int = 0o700  # permission bits of the root
-    owner: str = ""  # name of the root's owner
-    # User ids of the owner of the root (`owner_id`) and of this process (`process_id`).
-    owner_id: int = 0
-    process_id: int = 0
+    mode: int = 0o700  # permission bits of the root directory of the store
+    owner: str = ""  # name of the owner of the root directory
+    owner_id: int = 0  # user id of the owner of the root directory
+    process_id: int = 0  # user id of this process
     may_give: bool = True  # whether this process may give files to other users, as root usually may
     # Directories of the store that are symlinks, other files, or on another filesystem.
     misplaced: tuple[str, ...] = ()
-    open_to_all: tuple[str, ...] = ()  # entries below the root that any user may change
-    foreign_count: int = 0  # files of other users than the owner of the root
-    writable_blobs: int = 0  # blobs with write permission
+    open_to_all: tuple[str, ...] = ()  # entries below the root directory that any user may change
+    foreign_count: int = 0  # number of files that do not belong to the owner of the root directory
+    writable_blobs: int = 0  # number of blobs with write permission
 
 
 def check_owner(facts: OwnerFacts) -> DoctorFinding:
@@ -91,7 +90,7 @@ def _of_a_group(facts: OwnerFacts) -> DoctorFinding:
 
 
 def check_layout(misplaced: Sequence[str]) -> DoctorFinding:
-    """Check whether the directories of the store are in their places."""
+    """Check whether each directory of the store is a real directory on the filesystem of the store."""
     if misplaced:
         do = "move the content back into the store: the whole store must be on one filesystem, without symlinks"
         return DoctorFinding("error", "layout", "; ".join(misplaced), do)

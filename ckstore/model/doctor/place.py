@@ -54,36 +54,36 @@ class PlaceFacts:
     # its number is known.
     kind: str = ""
     mount: str = ""  # the mount point
-    source: str = ""  # what is mounted, usually a device
-    options: frozenset[str] = frozenset()  # of the mount and of the filesystem
-    journal: bool | None = None  # whether an ext4 has a journal; None if unknown, or for another type
-    # The filesystem that stores the files of this one: that of the upper layer of an overlay, or of the file behind a
-    # loop device. None if there is none, or if it is not visible.
+    source: str = ""  # source of the mount, usually a device
+    options: frozenset[str] = frozenset()  # options of the mount and of the filesystem
+    journal: bool | None = None  # whether an ext4 filesystem has a journal; None if unknown, or for another type
+    # The filesystem that stores the files of this one: the one of the upper layer of an overlay, or the one of the file
+    # behind a loop device. None if there is no such filesystem, or if it is not visible.
     below: PlaceFacts | None = None
-    told: bool | None = None  # whether the user said that other machines use it; None to decide by its type
+    told: bool | None = None  # whether other machines use the filesystem, by the settings; None to decide by its type
 
     @property
     def other_hosts(self) -> bool:
-        """Whether other machines may also use it."""
+        """Whether other machines may also use the filesystem."""
         return self.other_hosts_by_kind if self.told is None else self.told
 
     @property
     def other_hosts_by_kind(self) -> bool:
-        """Whether other machines may also have it mounted.
+        """Whether other machines may also have the filesystem mounted, by its type.
 
-        Also true for a filesystem that a program provides (FUSE), for which this is unknown.
+        Also true for a filesystem that a program provides (FUSE), because this is unknown for such a filesystem.
         """
         by_program = self.kind.partition(".")[0] == _FUSE and self.kind not in _LOCAL_FUSE
         return self.kind in NETWORK or by_program or self.is_unheard_of
 
     @property
     def is_unheard_of(self) -> bool:
-        """Whether only its number is known, so that other machines may or may not have it mounted."""
+        """Whether only the number of the filesystem type is known. Other machines may then have it mounted."""
         return self.kind.startswith("0x")
 
     @property
     def durable(self) -> bool:
-        """Whether it is known to keep synced data through a power cut, provided that the disk does."""
+        """Whether the filesystem is known to keep synced data through a power cut, provided that the disk does."""
         return not why_not_durable(self) and not why_unknown(self)
 
 
@@ -116,7 +116,7 @@ def why_not_durable(facts: PlaceFacts) -> str:
         return "is mounted without write barriers: a power cut may lose acknowledged checkpoints"
     if facts.below is None or not (why := why_not_durable(facts.below)):
         return ""
-    # For a filesystem in a file, `durability` also checks the one below, unless all of it is memory.
+    # For a filesystem in a file that is not in memory, `durability` only notes the problem of the filesystem below.
     if facts.kind == "overlay" or _is_memory(facts.below):
         return f"keeps its files in {facts.below.path}, which {why}"
     return ""

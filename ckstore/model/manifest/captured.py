@@ -1,4 +1,4 @@
-"""A captured state, with a tree of nodes, its leaves, and the sources of the bytes of each storage."""
+"""A captured state: a tree of nodes, its leaves, and a source of the bytes of each storage."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from ckstore.model.sizes import SMALL_BELOW_BYTES, medium_count, pack_below_byte
 
 
 class SourceReader(Protocol):
-    """Private memory to which the bytes of sources are copied, one range after another. Not for several threads."""
+    """Private memory to which the bytes of sources are copied, one range after another.
+
+    Only one thread may use it.
+    """
 
     def parts(self, source: Any, start: int, stop: int, part_bytes: int) -> Iterator[memoryview]:
         """Yield these bytes of a source part by part as they arrive."""
 
     def whole(self, nbytes: int) -> memoryview:
-        """Return the first bytes of the last range."""
+        """Return the first `nbytes` of the range that was read last."""
 
     def close(self) -> None:
         """Free the memory."""
@@ -28,10 +31,10 @@ class Transfers(Protocol):
     """Running copies of sources to pinned memory."""
 
     def join(self, other: Any) -> None:
-        """Also wait for the transfers of another object."""
+        """Let `wait` also wait for the transfers of another object."""
 
     def wait(self) -> None:
-        """Wait until all are done. A second call returns immediately."""
+        """Wait until all transfers are done. A second call returns immediately."""
 
 
 class PinnedMemory(Protocol):
@@ -45,7 +48,7 @@ class PinnedMemory(Protocol):
 
 
 class MemorySpace(Protocol):
-    """Memory that the CPU cannot address, such as that of GPUs, with ways to read many sources in it at once."""
+    """Memory that the CPU cannot address, such as GPU memory. Its methods read many sources at once."""
 
     grouped_below_bytes: int
     """Sources below this size are transferred together if they are adjacent in the destination."""
@@ -53,11 +56,11 @@ class MemorySpace(Protocol):
     def fingerprints(self, ranges: Sequence[tuple[Any, int, int]]) -> list[bytes]:
         """Return a fingerprint of each range of a source, which changes with its bytes.
 
-        Return an empty list if there is no memory to compute them.
+        Return an empty list if there is not enough memory to compute them.
         """
 
     def fingerprints_of(self, sources: Sequence[Any]) -> list[bytes]:
-        """Return a fingerprint of each source as a whole, as `fingerprints`."""
+        """Return a fingerprint of each whole source; see `fingerprints`."""
 
     def prepare(self, timeout_s: float) -> None:
         """Do the work that would make the first fingerprints slower."""
@@ -76,7 +79,7 @@ class MemorySpace(Protocol):
 
 
 class ByteSource(Protocol):
-    """The bytes of one storage to save. They are live memory, which may change during the save.
+    """The bytes of one storage to save. They are in live memory, which may change during the save.
 
     Several threads may call its methods at the same time.
     """
@@ -106,13 +109,13 @@ class ByteSource(Protocol):
 
 
 def bytes_of(source: ByteSource, start: int, stop: int) -> memoryview:
-    """Return bytes of a source as they are now: a view of live memory, or else a copy."""
+    """Return current bytes of a source, as a view of live memory if possible, otherwise as a copy."""
     live = source.view(start, stop)
     return copy_of(source, start, stop) if live is None else live
 
 
 def copy_of(source: ByteSource, start: int, stop: int) -> memoryview:
-    """Return a copy of bytes of a source as they are now."""
+    """Return a copy of current bytes of a source."""
     data = memoryview(bytearray(stop - start))
     source.read_into(start, stop, data)
     return data
@@ -126,14 +129,14 @@ class Captured:
     leaves: tuple[LeafRecord, ...]  # the values that are stored as bytes
     sources: tuple[ByteSource, ...]  # the bytes; ``sources[i]`` is storage `i` of the leaves
     files: tuple[FileRecord, ...] = ()  # the files that were committed; a saved state has none
-    name_chars: int = 0  # characters of the names of all its values, without their own keys
-    left_out: tuple[str, ...] = ()  # what the checkpoint does not keep, in words
-    # Storages of 1 MiB or more have blobs of their own. Later saves take unchanged ones from there, uncopied.
+    name_chars: int = 0  # characters in the names of all values, without the last key of each name
+    left_out: tuple[str, ...] = ()  # descriptions of values that the checkpoint does not keep
+    # Whether each storage of 1 MiB or more has a blob of its own, so that later saves reuse unchanged ones uncopied.
     own_blobs: bool = False
 
     @cached_property
     def space(self) -> MemorySpace | None:
-        """The memory space of the sources that are not in host memory, or None if all are."""
+        """The memory space of the sources that are not in host memory, or None if all sources are in host memory."""
         return next((source.space for source in self.sources if source.space is not None), None)
 
     def pack_below_bytes(self, chunk_bytes: int) -> int:

@@ -1,4 +1,4 @@
-"""Summaries of committed files, and the differences between those of two checkpoints, without reading data.
+"""Summaries of committed files, and the differences between the files of two checkpoints. No data is read.
 
 Two files are equal if they have the same kind, mode, target, kept time and pieces. Equal bytes give equal pieces,
 because the content of a file decides where it is cut.
@@ -88,9 +88,9 @@ def summaries(manifest: Manifest) -> list[FileSummary]:
 
 
 def followed(files: Mapping[str, FileRecord | FileSummary], path: str) -> str | None:
-    """Return the path after following its symlinks like the kernel. It may not exist.
+    """Return the path after following its symlinks like the kernel. The returned path may not exist.
 
-    Return None if it leads out of the checkpoint or has a loop.
+    Return None if the path leads out of the checkpoint or has a loop.
     """
     to_do, done = path.split("/")[::-1], list[str]()
     links_left = _LINKS_MOST
@@ -122,7 +122,7 @@ def is_directory(files: Mapping[str, FileRecord | FileSummary], path: str) -> bo
 
 
 def file_changes(before: Manifest, after: Manifest) -> tuple[FileChange, ...]:
-    """Return the files that differ, sorted by path."""
+    """Return the differences between the files of two checkpoints, sorted by path."""
     old = {file.path: file for file in before.files}
     new = {file.path: file for file in after.files}
     changes = []

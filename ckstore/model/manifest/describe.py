@@ -18,7 +18,7 @@ from ckstore.model.document import int_of_decimal, is_big_decimal, refuse, shown
 if TYPE_CHECKING:
     from ckstore.model.manifest.manifest import Description
 
-METADATA_MAX_DEPTH = 100  # most levels of nested objects and arrays in metadata, including the metadata itself
+METADATA_MAX_DEPTH = 100  # maximum number of levels of nested objects and arrays, including the metadata itself
 
 _NUMBER_HINT = "give an int or a float; for a tensor of one element its .item()"
 _JSON_HINT = "metadata holds None, bool, int, float, str, list, tuple and dict with str keys"
@@ -42,7 +42,7 @@ def describe(
         parent: The id of the checkpoint that this one continues, or None.
 
     Raises:
-        BadInput: A value is of another kind. The message says where it is.
+        BadInput: A value is of another kind. The message contains its position.
     """
     if not isinstance(message, str):
         raise BadInput(f"message: wanted a str, got {_kind(message)} {shown(message)}")
@@ -98,10 +98,10 @@ def check_metadata(metadata: object, where: str, member: str = "metadata") -> di
     Args:
         metadata: A result of `document.parse_object`.
         where: The name of the file, for messages.
-        member: The name of its part, for messages.
+        member: The name of the part of the file, for messages.
 
     Raises:
-        BadInput: It has another form, which `decode_metadata` could not read.
+        BadInput: `metadata` has another form, which `decode_metadata` could not read.
     """
     if not isinstance(metadata, dict):
         refuse(where, member, "an object", metadata)
@@ -148,7 +148,7 @@ def _text(text: str, path: str) -> str:
             f"{path}: JSON would join two surrogates of this str into one character ({shown(text)})",
             hint="text.encode('utf-16', 'surrogatepass').decode('utf-16') also joins them",
         )
-    return str.__str__(text)  # the value of a member of a str enum, not Colour.RED
+    return str.__str__(text)  # for a member of a str enum, this is its value, not Colour.RED
 
 
 def _number(value: Any, name: str) -> int | float:

@@ -8,12 +8,11 @@ from typing import NamedTuple
 class Dtype(NamedTuple):
     """A dtype of elements."""
 
-    torch: str  # its name in torch and in manifests; empty if torch lacks it
+    torch: str  # its name in torch and in manifests; empty if torch does not have this dtype
     bits: int  # bits of an element in a safetensors file; torch packs two 4-bit elements into one byte
-    # `safetensors` and `numpy` are its names there, or empty if it has no name.
-    safetensors: str = ""
-    numpy: str = ""
-    storage: str = ""  # the class of storages that older files of torch name
+    safetensors: str = ""  # its name in safetensors, or empty
+    numpy: str = ""  # its name in NumPy, or empty
+    storage: str = ""  # the class of its storages in older files of torch, or empty
 
 
 # In the order of safetensors 0.8, which writes the last of these first, so that every tensor is aligned to its size.

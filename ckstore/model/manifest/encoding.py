@@ -17,7 +17,10 @@ ENCODED = "encoded-1"
 HEAD_BYTES = 128
 """Bytes of a ``manifest.json`` that suffice to recognize an encoding with any digest. Every manifest is longer."""
 PATH_MOST = 8
-"""Most encoded blobs on a path. Loading the deepest takes this many times as long as loading the first."""
+"""The maximum number of encoded blobs on a path, which consists of a blob, a base of it, a base of that base and so on.
+
+Reading a blob with the longest path takes about this many times as long as reading one whose bases are plain.
+"""
 
 
 class EncodedBlob(NamedTuple):
@@ -25,7 +28,7 @@ class EncodedBlob(NamedTuple):
 
     nbytes: int  # size of the plain blob
     file: int  # index into the files of the directory
-    bases: tuple[str, ...]  # digests of the plain blobs that it is decoded with
+    bases: tuple[str, ...]  # plain digests of the blobs that are needed to decode it
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +41,7 @@ class Encoding(StoredForm):
     files: tuple[BlobRecord, ...]
     encoded: Mapping[str, EncodedBlob]  # digest of a plain blob -> its encoded form
     place: int = 0  # position of the checkpoint in the chain of its run
-    # As `encoded`, with bases that may be missing. Only on a remote.
+    # Like `encoded`, but the bases may be missing in the directory. Used only on a remote.
     links: Mapping[str, EncodedBlob] = field(default_factory=dict)
 
     def stored(self, blobs: Sequence[BlobRecord]) -> Sequence[BlobRecord]:

@@ -1,4 +1,4 @@
-"""The health of a training from its checkpoints: values that are not finite, and parts that do not change.
+"""The health of a training, judged by its checkpoints: values that are not finite, and parts that do not change.
 
 Source: docs/format/v1.md, "Health". docs/adr/0033-health.md explains the rules. `codecs/nonfinite` counts the values.
 """
@@ -14,7 +14,7 @@ from ckstore.model.canonical import SAFE_INT
 from ckstore.model.document import refuse
 from ckstore.model.words import counted, named, some_of
 
-_STILL_LEAST = 2  # one equal checkpoint at the end of a training is no fault; two in a row may be
+_STILL_LEAST = 2  # one equal checkpoint at the end of a training is no fault, but two in a row may be one
 _NAME_MOST = 200
 _PARTS_SHOWN = 3
 
@@ -42,7 +42,8 @@ class NonFinite:
         name: Its name in the state. Tensors that share memory are counted together, under the name of the first.
         nan: Number of NaN values. A complex number counts as two values.
         inf: Number of infinite values.
-        usual_inf: Number of infinite values when the tensor was first saved in this line of parents, as in a mask.
+        usual_inf: Number of infinite values when the tensor was first saved in this line of parents. A mask, for
+            example, has infinite values from the start.
     """
 
     name: str
@@ -75,7 +76,12 @@ class Stillness:
     longest: int = -1
 
     def then(self, *, equal: bool, advanced: bool) -> Stillness:
-        """Return the stillness of a child, by whether its tensors are equal and whether its step advanced."""
+        """Return the stillness of a child checkpoint.
+
+        Args:
+            equal: Whether the tensors of the part are equal to those of the parent.
+            advanced: Whether the step of the child is greater than that of the parent.
+        """
         if not equal:
             return Stillness(0, max(self.longest, self.now))
         return replace(self, now=self.now + advanced)
@@ -115,8 +121,8 @@ class Health:
     def unchanged(self) -> tuple[str, ...]:
         """The parts that no longer change although they should, sorted.
 
-        A frozen part that never changes is no fault, nor is a pause of a rarely updated average. They do not explain a
-        state in which no part changes.
+        A frozen part that never changes is no fault, nor is a pause of a rarely updated average. Neither of these can
+        be the reason if no part of the state changes, so all parts are returned then.
         """
         if self.parts and all(part.now >= _STILL_LEAST for part in self.parts.values()):
             return tuple(sorted(self.parts))

@@ -1,4 +1,4 @@
-"""Information on a checkpoint, from the store or from its directory."""
+"""Information on a checkpoint, from a store or from a copied directory of a checkpoint."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class SaveCounters:
         staging_s: Seconds to create a staging directory.
         storing_s: Seconds to look up, hash, link and write blobs, each of them durably.
         sealing_s: Seconds to write the manifest and make the directory durable.
-        publishing_s: Seconds to rename the directory into place durably. In a background save, this includes asking
-            whether it may be published.
+        publishing_s: Seconds to rename the directory into place durably. In a background save, this includes the time
+            in which the saver asks the training process whether it may publish the checkpoint.
         finishing_s: Seconds for the work after the checkpoint is durable (tags, catalog, retention, gc and so on).
         retry_count: Number of retries. All other counters are of the last attempt.
     """
@@ -117,9 +117,10 @@ class CheckpointInfo:
             or if the saver died after the checkpoint was durable.
         directory: The name of its directory in ``checkpoints/RUN/``. If empty, its step and the first digits of its id.
         superseded: Whether the store has a newer checkpoint of its step.
-        unhealthy: Names the tensors with NaN, or with infinite values that they did not always have. Empty if it is
-            healthy, or was saved with `StoreConfig.health_share` 0. `OpenCheckpoint.health` has the counts.
-        unchanged: The parts of its state that stopped changing while the step advances.
+        unhealthy: Why it is unhealthy: a sentence on tensors with NaN, or with more infinite values than when they were
+            first saved. Empty if it is healthy, or was saved with `StoreConfig.health_share` 0. `OpenCheckpoint.health`
+            has the counts.
+        unchanged: The parts of its state that stopped changing although the step advances.
         training: The id of the training that it belongs to, from the save that returned this. Empty from other calls,
             or if an older ckstore started the training.
     """
@@ -243,9 +244,9 @@ _MOST = 2**64
 
 
 class Stamp(NamedTuple):
-    """Identity of the directory and the manifest file of a checkpoint. Another or a modified file has another stamp.
+    """Identity of the directory and the manifest file of a checkpoint. A replaced or modified file has another stamp.
 
-    Inode numbers are not sufficient, because a filesystem may assign that of a removed directory to the next one. No
+    Inode numbers are not sufficient, because a filesystem may assign the number of a removed directory to a new one. No
     user can set the time of change (`ctime`) of a file.
     """
 
@@ -279,7 +280,6 @@ class Published:
     @property
     def local_files(self) -> tuple[BlobRecord, ...]:
         """The files that its directory has."""
-        # Not only `stored`: a save asks this of a plain checkpoint.
         files = self.manifest.blobs if self.manifest.form.is_plain else self.manifest.stored
         return tuple(file for file in files if file.digest not in self.elsewhere) if self.elsewhere else files
 
@@ -298,7 +298,8 @@ class RunSummary:
         name: Its name.
         checkpoint_count: Number of its complete checkpoints.
         newest: The checkpoint that was committed last.
-        highest_step: The highest step of its checkpoints. The step of `newest` is lower after a run went back.
+        highest_step: The highest step of its checkpoints. It is above the step of `newest` if the training was resumed
+            from an earlier step.
     """
 
     name: str
@@ -312,7 +313,10 @@ class RunSummary:
 
 
 def summaries(infos: Iterable[CheckpointInfo]) -> list[RunSummary]:
-    """Return the runs of `infos`, which are in the order of their commits, ordered by the newest of each run."""
+    """Return the runs of `infos`, ordered by the newest checkpoint of each run.
+
+    `infos` must be in the order of commits.
+    """
     by_run: dict[str, list[CheckpointInfo]] = {}
     for info in infos:
         by_run.setdefault(info.run, []).append(info)

@@ -20,10 +20,10 @@ _ARRAYS = ("torch", "numpy", "numbers")  # kinds of leaves that have a dtype and
 
 
 def read_leaves(items: list[Any], storages: tuple[StorageRecord, ...], where: str) -> tuple[LeafRecord, ...]:
-    """Return the leaves in a JSON array, whose storages were read before.
+    """Return the leaves in a JSON array. `storages` are the storages of the same manifest.
 
     Raises:
-        BadInput: They do not conform to the format. The message begins with `where`, the name of the file.
+        BadInput: The leaves do not conform to the format. The message begins with `where`, the name of the file.
     """
     return _Leaves([storage.nbytes for storage in storages], where).read(items)
 
@@ -49,7 +49,10 @@ class _Leaves:
         return leaves
 
     def check_alone(self, leaves: tuple[LeafRecord, ...]) -> None:
-        """Check that only tensors share a storage, because sharing takes memory for arrays, bytes and strings."""
+        """Check that only tensors share a storage.
+
+        An array, bytes or a string that shared one would still take memory of its own when it is loaded.
+        """
         owners = {leaf.storage: leaf.name for leaf in leaves if leaf.kind != "torch" and 0 not in leaf.shape}
         for leaf in leaves if owners else ():
             if owners.get(leaf.storage, leaf.name) != leaf.name and 0 not in leaf.shape:
@@ -145,19 +148,19 @@ def _span_bytes(shape: tuple[int, ...], strides: tuple[int, ...] | None, item_by
     return low * item_bytes, high * item_bytes
 
 
-NUMBERS_ITEMSIZE = {"int64": 8, "float64": 8, "bool": 1}  # what a long list of numbers is kept as
+NUMBERS_ITEMSIZE = {"int64": 8, "float64": 8, "bool": 1}  # dtype of a long list of numbers -> bytes of an item
 
 _NUMPY_SIZED = {"b": {1}, "i": {1, 2, 4, 8}, "u": {1, 2, 4, 8}, "f": {2, 4, 8}, "c": {8, 16}}
 _NUMPY_PATTERN = re.compile(
     r"([<>|])([biufcMmSU])([1-9][0-9]{0,9})(\[(?:[1-9][0-9]{0,8})?(?:Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\])?\Z"
 )
-_MAX_ITEM_BYTES = 2**31 - 1  # what NumPy counts the bytes of an item in
+_MAX_ITEM_BYTES = 2**31 - 1  # NumPy 1 stores the size of an item as a signed 32-bit integer
 _DATETIME_BYTES = 8
 _UNICODE_BYTES = 4
 
 
 def numpy_itemsize(dtype: str) -> int | None:
-    """Return the bytes of one item of a NumPy dtype string, or None if the format does not hold it."""
+    """Return the bytes of one item of a NumPy dtype string, or None if the format does not support the dtype."""
     match = _NUMPY_PATTERN.match(dtype)
     if match is None:
         return None
@@ -182,7 +185,7 @@ def itemsize(kind: str, dtype: str) -> int | None:
 
 
 def elements(shape: tuple[int, ...]) -> int | None:
-    """Return the number of elements; None if no manifest holds such a shape."""
+    """Return the number of elements of a shape, or None if a manifest may not contain such a shape."""
     count = bound = 1
     for size in shape:
         count *= size

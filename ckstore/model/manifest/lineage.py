@@ -1,4 +1,4 @@
-"""Facts on the tensors of a checkpoint that a process keeps for the next save, without I/O."""
+"""Facts on the tensors of a checkpoint that a process keeps for the next save. This module does no I/O."""
 
 from __future__ import annotations
 
@@ -9,17 +9,20 @@ from typing import Any
 from ckstore.model.manifest.health import FINITE, Health, NonFiniteCount
 
 Counts = dict[tuple[str, str], NonFiniteCount]
-"""Counts by the digest of a piece, or the digests of a whole storage, and the name of the form of its numbers."""
+"""Counts of values that are not finite.
+
+A key is the digest of a piece, or the joined digests of a whole storage, and the name of the number format.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class CountedPieces:
-    """The counts of a save."""
+    """The counts of values that are not finite in a save."""
 
     counts: Counts = field(default_factory=dict)
     settled: frozenset[str] = frozenset()  # names of the sources without new data
     sick: frozenset[str] = frozenset()  # names of the sources with values that are not finite
-    turn: int = 0  # number of saves that have counted; each examines other parts of large pieces
+    turn: int = 0  # number of saves that have counted values; each save examines other parts of large pieces
 
     def to_json(self) -> list[list[Any]]:
         """Return the counts of values that are not finite, each as piece, form, NaN, infinite."""
@@ -39,5 +42,6 @@ class Lineage:
     step: int
     health: Health | None
     counted: CountedPieces
-    parts: Mapping[str, int]  # part with tensors of floating-point numbers -> a value that is equal if they are equal
+    # Each part with tensors of floating-point numbers -> a value that is equal if these tensors are equal.
+    parts: Mapping[str, int]
     names: frozenset[str]  # names of these tensors

@@ -27,10 +27,10 @@ storages that are assembled from blocks."""
 # Parsing takes several times the memory of the text.
 MANIFEST_MAX_BYTES = 512 * 2**20
 NAMES_MOST_CHARS, NAMES_MOST_TIMES = 2**27, 64
-"""Limit of the characters in the paths of all values of a state, and additional characters for each byte of the
-manifest. A comparison and an export write out all paths."""
+"""The maximum number of characters in the paths of all values of a state together, and the number by which each byte of
+the manifest raises this maximum. There is a maximum because a comparison and an export write out all paths."""
 MAX_ELEMENTS = 2**63
-"""The limit of torch for elements and of NumPy for bytes. The product of the nonzero sizes is below it."""
+"""The limit of torch for elements and of NumPy for bytes. The product of the nonzero sizes of a shape is below it."""
 
 MODE_MOST = 0o777
 FileKind = Literal["file", "directory", "symlink"]
@@ -55,7 +55,7 @@ class Tiling(NamedTuple):
 
 
 class StorageRecord(NamedTuple):
-    """A sequence of `nbytes` bytes, the concatenation of its extents, or assembled from them by a tiling."""
+    """A sequence of `nbytes` bytes. It is the concatenation of its extents, unless a tiling describes their places."""
 
     nbytes: int
     extents: tuple[Extent, ...]
@@ -102,7 +102,7 @@ class Description:
 class Manifest:
     """The content of ``manifest.json``; see docs/format/v1.md for each member.
 
-    `form` is not part of the file. It has the files from which the blobs of the checkpoint are read.
+    `form` is not part of the file. It describes the files from which the blobs of the checkpoint are read.
     """
 
     run: str
@@ -122,8 +122,8 @@ class Manifest:
     files: tuple[FileRecord, ...] = ()
     ranks: RankRecord | None = None
     form: StoredForm = PLAIN_FORM
-    health: Health | None = None  # None if its values were not counted
-    training: str = ""  # the training that it belongs to; empty if an older ckstore saved it
+    health: Health | None = None  # None if no values were counted
+    training: str = ""  # id of its training; empty if an older ckstore saved it
 
     @property
     def stored(self) -> tuple[BlobRecord, ...]:
@@ -132,7 +132,7 @@ class Manifest:
 
     @property
     def kept_bytes(self) -> int:
-        """Total size of the files with its blobs, each once."""
+        """Total size of the files that contain its blobs. Each file counts once."""
         if self.form.is_plain:
             return sum(blob.nbytes for blob in self.blobs)
         sizes = dict(self.stored)
@@ -155,7 +155,7 @@ class Manifest:
         return None if self.ranks is None else self.ranks.entries
 
     def files_of(self, blob: int) -> list[str]:
-        """Return the digests of all files needed to read the blob with an index, its own or those on its path."""
+        """Return the digests of all files that are needed to read the blob with the index `blob`."""
         return self.form.files_of(self.blobs[blob].digest)
 
     @property
@@ -170,11 +170,14 @@ class Manifest:
 
 
 EXTENT_GRAIN_BYTES = 2**20
-"""All extents of a storage except the last are multiples of this, so that they can be mapped contiguously."""
+"""The length of each extent of a storage except the last is a multiple of this number of bytes.
+
+Thus the extents can be mapped contiguously.
+"""
 
 
 def _is_of_shards(storage: StorageRecord) -> bool:
-    if len(storage.extents) < 2:  # almost all of tens of thousands
+    if len(storage.extents) < 2:  # almost all of the tens of thousands of storages
         return storage.tiling is not None
     lengths = [extent.length for extent in storage.extents[:-1]]
     return storage.tiling is not None or any(length % EXTENT_GRAIN_BYTES for length in lengths)
@@ -195,7 +198,7 @@ def file_json(file: FileRecord) -> dict[str, Any]:
 
 
 def leaf_text(leaf: LeafRecord) -> str:
-    """Return the canonical JSON of a leaf, without members that have their default.
+    """Return the canonical JSON of a leaf, without members that have their default value.
 
     The text is assembled without a dict, because a state has tens of thousands of leaves.
     """
@@ -218,14 +221,14 @@ def _list_of(texts: Iterable[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class StateTexts:
-    """The canonical JSON of the leaves and of the state, created once for the two places that contain them."""
+    """The canonical JSON of the leaves and of the state, created once for the content digest and for the manifest."""
 
     leaves: str
     state: str
 
     @classmethod
     def of(cls, leaves: Iterable[LeafRecord], state: Node) -> StateTexts:
-        """Return the texts of some leaves and a state."""
+        """Return the texts of leaves and of a state."""
         return cls(_list_of(map(leaf_text, leaves)), canonical_text(state))
 
 
@@ -250,7 +253,7 @@ def content_digest(
 
 
 def render(manifest: Manifest, algorithm: Algorithm, texts: StateTexts | None = None) -> tuple[str, bytes]:
-    """Return the id of the manifest and the bytes of ``manifest.json``; `texts` are those of its leaves and state."""
+    """Return the id of the manifest and the bytes of ``manifest.json``; `texts` is for its leaves and its state."""
     texts = texts or StateTexts.of(manifest.leaves, manifest.state)
     about = manifest.description
     plain: dict[str, Any] = {

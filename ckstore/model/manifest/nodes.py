@@ -31,10 +31,10 @@ from ckstore.model.document import int_of_decimal, is_big_decimal
 from ckstore.model.manifest.manifest import LeafRecord, Node
 from ckstore.model.names import join_index, join_key
 
-SEQUENCES = ("list", "tuple", "deque")  # tags of nodes that hold nodes
+SEQUENCES = ("list", "tuple", "deque")  # tags of nodes that contain a list of nodes
 DICTS = ("dict", "odict", "counter", "defaultdict")
-PAIRS = (*DICTS, "parts", "object")  # tags of nodes that hold pairs of a key and a node
-SPARSE_KINDS = ("sparse_coo", "sparse_csr")  # kinds of `parts` that name no class
+PAIRS = (*DICTS, "parts", "object")  # tags of nodes that contain pairs of a key and a node
+SPARSE_KINDS = ("sparse_coo", "sparse_csr")  # kinds of `parts` that are not names of classes
 
 _NUMBERS = {"b1": "?", "i1": "b", "u1": "B", "i2": "h", "u2": "H", "i4": "i", "u4": "I", "i8": "q", "u8": "Q"}
 _NUMBERS |= {"f2": "e", "f4": "f", "f8": "d"}
@@ -61,7 +61,7 @@ def encode_int(value: int) -> Node:
 
 
 def encode_float(value: float) -> Node:
-    """Return the node of a float. It preserves all 64 bits, including -0.0, infinities and the payload of a NaN."""
+    """Return the node of a float. The node preserves all 64 bits, so also -0.0, infinities and the payload of a NaN."""
     return ["float", _number(value)]
 
 
@@ -137,7 +137,7 @@ def bytes_in(text: object) -> bytes | None:
         return None
     try:
         return binascii.a2b_base64(text.encode("ascii"), strict_mode=True)
-    except ValueError:  # binascii.Error and UnicodeEncodeError are both
+    except ValueError:  # base class of binascii.Error and UnicodeEncodeError
         return None
 
 
@@ -153,8 +153,8 @@ def decode_float(x: float | str) -> float:
     return float(x)
 
 
-# C code hashes and compares keys by recursion without a limit of its own.
-MAX_KEY_DEPTH = 8  # most levels of nested tuples in a key
+# Python hashes and compares nested tuples recursively in C, without a limit on the depth.
+MAX_KEY_DEPTH = 8  # maximum number of levels of nested tuples in a key
 _ESCAPED = str.maketrans({"\\": "\\\\", "[": "\\[", "]": "\\]"})
 
 
@@ -195,7 +195,9 @@ def decode_key(node: Any) -> Any:
 
 
 def identity_of(node: Any, depth: int = 1) -> Any:
-    """Return a value that is equal for keys that are equal in a dict, such as 1, 1.0 and True, or None for no key.
+    """Return a value that is equal for keys that are equal in a dict, such as 1, 1.0 and True.
+
+    Return None if `node` is not a valid key.
 
     Large integers are compared as text, without converting their digits.
     """
@@ -245,4 +247,4 @@ def _text(key: Any) -> str:
         return json.dumps(key)
     if type(key) is int:
         return decimal_of_int(key)
-    return repr(key)  # for None, booleans and floats; the shortest digits that give the same float
+    return repr(key)  # for None, a boolean or a float; repr() gives the shortest digits that represent the same float

@@ -114,7 +114,7 @@ def parse_facts(
 ) -> CheckpointInfo:
     """Return the facts in ``manifest.json`` on the whole checkpoint, without checking its values and blobs.
 
-    This takes a fifth of the time of `parse_manifest`, and does not imply that the checkpoint can be loaded.
+    This takes a fifth of the time of `parse_manifest`. The checkpoint may still be impossible to load.
     """
     if len(data) > MANIFEST_MAX_BYTES:
         refuse(where, "the manifest", f"at most {MANIFEST_MAX_BYTES} bytes", len(data))
@@ -137,10 +137,10 @@ def _unframe(data: bytes, where: str, hash_prefix: str) -> tuple[str, memoryview
         found = f"{len(data)} bytes: {shown(data[:40])} … {shown(data[-10:])}"
         raise DamagedBlob(f"{where} is not framed as a manifest: wanted {wanted}, found {found}")
     claimed = data[len(_HEAD) : end].decode("latin-1")
-    # The prefix selects the algorithm.
+    # The digest must be valid, because its prefix selects the algorithm.
     if not is_digest(claimed):
         raise DamagedBlob(f"{where}: wanted a digest xxh3-… or blake3-…, found {shown(claimed)}")
-    if hash_prefix and not claimed.startswith(f"{hash_prefix}-"):  # first, as the package for its hash may be missing
+    if hash_prefix and not claimed.startswith(f"{hash_prefix}-"):  # before hashing: its package may be missing
         found = claimed.partition("-")[0]
         msg = (
             f"{where} belongs to a store with another hash: wanted digests that begin with "
@@ -359,9 +359,10 @@ def check_state(state: Any, leaves: Sequence[LeafRecord], where: str, names_most
 
 
 class _Place:
-    """The place of a container. Its name is only computed for a leaf below it.
+    """The position of a container in the state.
 
-    So a hostile manifest cannot cause long names for many empty containers.
+    Its name is computed only if there is a leaf below it. So a hostile manifest cannot cause long names for many empty
+    containers.
     """
 
     __slots__ = ("_name", "depth", "key", "leafless", "name_chars", "parent")
@@ -490,7 +491,7 @@ class _StateCheck:
         return [*pairs, (_ATTRIBUTES, attributes)]
 
     def parts(self, node: list[Any], place: _Place, key: Any) -> _Children:
-        """Check the parts of a tensor, or the fields of an object; `extra` of a tensor holds no leaf."""
+        """Check the parts of a tensor, or the fields of an object. The `extra` of a tensor may not contain a leaf."""
         if not is_class_name(node[2]):
             self.refuse(place, key, f"a class or kind of 1 to {CLASS_MOST} characters", node[2])
         pairs = list(self.pairs(["dict", node[1]], place, key))

@@ -1,6 +1,6 @@
 """Values of Python's standard library, and plain ones of torch and NumPy, as nodes. Source: docs/format/v1.md, "Nodes".
 
-This module imports neither torch nor NumPy. It checks their values, and `tensors` creates them.
+This module imports neither torch nor NumPy. It only checks the nodes of their values; `tensors` creates the values.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def encode_datetime(value: dt.datetime) -> Any:
 
 
 def _zone(zone: dt.tzinfo) -> str:
-    if type(zone) is ZoneInfo and _ZONE.match(zone.key or ""):  # one of a file may have no name
+    if type(zone) is ZoneInfo and _ZONE.match(zone.key or ""):  # one that was read from a file may have no name
         return zone.key
     if type(zone) is dt.timezone:
         offset = zone.utcoffset(None)

@@ -35,8 +35,8 @@ class PlainValues:
     """The values of a state that are not leaves. Containers are included only if they are empty."""
 
     values: list[tuple[str, Node]] = field(default_factory=list)  # name and node of each, in the order of the state
-    # The same for attributes of ordered dicts, named by the dict and the attribute, for the assembly of tensors with
-    # several parts (``.kind`` and ``.extra``), and for ``.class`` of objects.
+    # Also name and node of each: attributes of ordered dicts, named by the dict and the attribute, ``.kind`` and
+    # ``.extra`` of tensors with several parts, and ``.class`` of objects.
     attributes: list[tuple[str, Node]] = field(default_factory=list)
     # Names of the ordered dicts whose ``_metadata`` has only the versions of modules.
     torch_versions: list[str] = field(default_factory=list)
@@ -47,7 +47,7 @@ def plain_values(state: Node, leaves: tuple[LeafRecord, ...], keep: Callable[[st
 
     Args:
         state: The node of the state.
-        leaves: Its leaves.
+        leaves: The leaves of the state.
         keep: Selects names. If None, all are selected. Attributes are included if any value in their dict is selected.
     """
     found = PlainValues()
@@ -99,7 +99,7 @@ class _ValueCollector:
         self._add_attributes(inner)
 
     def _add_attributes(self, inner: PlainValues) -> None:
-        # Attributes of attributes are written like the others. Only a test has them.
+        # Attributes of attributes are written like other attributes. They occur only in tests.
         self._found.attributes += inner.values + inner.attributes
         self._found.torch_versions += inner.torch_versions
 
@@ -126,7 +126,7 @@ def json_of_node(node: Node) -> Any:
     if tag == "complex":
         return {"complex": [_float(node[1]), _float(node[2])]}
     if tag == "numpy":
-        # The plain number in addition to the bytes, if JSON supports it.
+        # Add the plain number to the bytes, if JSON supports it.
         value = numpy_number(node[1], bytes_of_text(node[2]))
         readable = {} if value is None or not math.isfinite(value) else {"value": value}
         return {"numpy": node[1], "data": node[2], **readable}

@@ -1,4 +1,4 @@
-"""The files in the directory of a checkpoint: its blobs, or the files that these are read from."""
+"""The files in the directory of a checkpoint: its blobs, or the files from which its blobs are decoded."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import ClassVar, NamedTuple
 
 from ckstore.model.digest import Algorithm
 
-BLOB_MAX_BYTES = 2**31  # chunks have at most 1 GiB, and a pack little more than its pieces
+BLOB_MAX_BYTES = 2**31  # a chunk has at most 1 GiB, and a pack is only slightly larger than its pieces
 
 
 class BlobRecord(NamedTuple):
@@ -19,7 +19,7 @@ class BlobRecord(NamedTuple):
 
 
 class OldPiece(NamedTuple):
-    """A piece of an older checkpoint in memory, at the place for a piece of the same length of a newer one."""
+    """A piece of an older checkpoint whose bytes are in memory at the place of an equally long piece of a newer one."""
 
     piece: str  # its digest, for verification
     blob: str  # digest of the blob that contains it
@@ -28,30 +28,33 @@ class OldPiece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StoredForm:
-    """The files from which a checkpoint reads its blobs: here, each blob is a file. Other forms override this."""
+    """The files from which the blobs of a checkpoint are read.
+
+    In this form, each blob is a file. Other forms override its methods.
+    """
 
     is_plain: ClassVar[bool] = True
-    """Whether every blob is a file. Ask it first where a save or a load would ask for each blob."""
+    """Whether every blob is a file. If it is true, a save or a load need not query each blob."""
 
     def stored(self, blobs: Sequence[BlobRecord]) -> Sequence[BlobRecord]:
         """Return the files in the directory of a checkpoint with these blobs."""
         return blobs
 
     def has_file(self, digest: str) -> bool:
-        """Whether a file contains the bytes of a blob as they are, so that they can be mapped, linked and shared."""
+        """Whether a file contains the plain bytes of a blob, so that they can be mapped, linked and shared."""
         del digest
         return True
 
     def file_of(self, digest: str) -> str:
-        """Return the digest of the file that holds a plain blob."""
+        """Return the digest of the file that contains a blob, plain or encoded."""
         return digest
 
     def path(self, digest: str) -> list[str]:
-        """Return the plain digests of all blobs that are needed to read a blob, itself first, each once."""
+        """Return the plain digests of all blobs that are needed to read a blob, each once. The blob itself is first."""
         return [digest]
 
     def files_of(self, digest: str) -> list[str]:
-        """Return the digests of all files that are needed to read a blob, its own first."""
+        """Return the digests of all files that are needed to read a blob. The file of the blob itself is first."""
         return list(map(self.file_of, self.path(digest)))
 
     def document(self, checkpoint: str, plain: bytes, algorithm: Algorithm) -> bytes:

@@ -51,7 +51,7 @@ def block_of(offsets: Sequence[int], sizes: Sequence[int], item_bytes: int) -> B
 
 
 def flat_start(shape: Sizes, block: Block) -> int | None:
-    """Return the first byte of a block that is contiguous in the row-major tensor, or None if it is not."""
+    """Return the offset of a block in the row-major tensor, in bytes, or None if the block is not contiguous there."""
     first = next((i for i, size in enumerate(block.sizes) if size != 1), len(shape))
     if any(block.sizes[i] != shape[i] for i in range(first + 1, len(shape))):
         return None
@@ -59,7 +59,7 @@ def flat_start(shape: Sizes, block: Block) -> int | None:
 
 
 def span(shape: Sizes, block: Block) -> tuple[int, int]:
-    """Return the first byte of a block in the row-major tensor, and the byte after its last one."""
+    """Return the offsets of the first byte of a block in the row-major tensor, and of the byte after its last one."""
     strides = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
     first = sum(offset * stride for offset, stride in zip(block.offsets, strides, strict=True))
     return first, first + 1 + sum((size - 1) * stride for size, stride in zip(block.sizes, strides, strict=True))
@@ -78,7 +78,7 @@ def cut_flat(start: int, stop: int, chunk_bytes: int) -> Iterator[tuple[int, int
 def cut_block(shape: Sizes, block: Block, chunk_bytes: int, dim: int = 0) -> Iterator[Block]:
     """Cut a block that is not contiguous in the tensor into pieces that are contiguous in the block, in its order.
 
-    The cuts are where the rows of the whole tensor fill a chunk, so that the pieces of all blocks in this range form
+    A cut is made wherever rows of the whole tensor fill a chunk, so that the pieces of all blocks between two cuts form
     one chunk. The dimensions before `dim` are already cut.
     """
     row_bytes = math.prod(shape[dim + 1 :])
@@ -100,7 +100,8 @@ def fill_exactly(shape: Sizes, blocks: Sequence[Block], dim: int = 0) -> bool:
     """Return whether blocks cover a tensor without gaps or overlaps, like a grid.
 
     In each dimension, starting with the first, blocks with the same start must have the same end. A grid of ranks with
-    its own boundaries in each dimension satisfies this. The blocks are alike in the dimensions before `dim`.
+    its own boundaries in each dimension satisfies this. All blocks have the same start and size in each dimension
+    before `dim`.
     """
     if dim == len(shape):
         return len(blocks) == 1
@@ -117,7 +118,7 @@ def fill_exactly(shape: Sizes, blocks: Sequence[Block], dim: int = 0) -> bool:
 
 
 class Band(NamedTuple):
-    """Blocks with the same start and size in the first dimension, given by their rows and their indexes."""
+    """Blocks with the same start and number of rows in the first dimension. `blocks` has their indexes."""
 
     start: int
     rows: int

@@ -13,7 +13,7 @@ from ckstore.model.words import counted, printable
 @brief("remote", "dry_run", "removed_bytes", "condemned_bytes")
 @dataclass(frozen=True, slots=True)
 class RemotePruneReport:
-    """The data that was removed from a remote, or would be in a dry run.
+    """The data that was removed from a remote, or that a dry run would have removed.
 
     Attributes:
         remote: Its name.
@@ -21,12 +21,14 @@ class RemotePruneReport:
         removed_count, removed_bytes: Number and size of the unreferenced blobs that were removed.
         condemned_count, condemned_bytes: Number and size of the unreferenced blobs that were marked for deletion. They
             are removed after the grace period if they are still unreferenced.
-        uncondemned_count: Unreferenced blobs beyond the number that one call marks. The next call continues with them.
+        uncondemned_count: Number of unreferenced blobs that were not marked, because one call marks only a limited
+            number. The next call continues with them.
         blob_count, blob_bytes: Number and size of the remaining blobs, including those marked for deletion.
         voided_count: Number of voided intents of stopped pushes. Such a push starts again from the beginning.
-        finished_count: Checkpoints whose push had stopped just before its last step, which this prune then did.
+        finished_count: Number of checkpoints whose push had stopped just before its last step. This prune published
+            them.
         retention: The plan of `StoreConfig.keep_remote` for the checkpoints on the remote, and the removed checkpoints.
-            None if the remote is not the mirror, or without such a policy.
+            None if the remote is not the mirror, or if there is no such policy.
     """
 
     remote: str

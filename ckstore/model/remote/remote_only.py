@@ -23,7 +23,7 @@ class RemoteHolder:
 
     uuid: str  # uuid of the remote, because another remote may have its name now
     name: str  # its name in the store, or the directory of the store that this one was cloned from
-    claim: str = ""  # uuid of the claim that keeps the checkpoint on the remote; empty without one, as in a clone
+    claim: str = ""  # uuid of the claim that keeps the checkpoint on the remote; empty if there is none, as in a clone
 
 
 @dataclass(frozen=True, slots=True)

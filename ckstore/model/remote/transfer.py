@@ -26,7 +26,7 @@ class TransferPlan:
         new: The requested checkpoints that the destination lacks.
         missing: Digest and size of each blob that the destination lacks.
         all_bytes: Size of all blobs of the checkpoints, each once.
-        warnings: Which checkpoints cannot be moved, and why, one sentence each.
+        warnings: A sentence for each checkpoint that cannot be moved, with the reason.
     """
 
     direction: Literal["push", "pull"]
@@ -98,7 +98,7 @@ class TransferReport:
             return printable(f"would {verb} {counted(self.new_count, 'new checkpoint')}, {blobs} {way} {self.remote}")
         verb, way = ("pushed", "to") if self.direction == "push" else ("pulled", "from")
         what = counted(len(self.checkpoints), "checkpoint")
-        nothing = "no new checkpoint" if self.moved_bytes else "nothing new"  # a pull restores evicted bytes
+        nothing = "no new checkpoint" if self.moved_bytes else "nothing new"  # a pull may only restore evicted bytes
         new = f"{self.new_count} new" if self.new_count else nothing
         rate = f", {size_text(self.moved_bytes / self.duration_s)}/s" if self.moved_bytes and self.duration_s else ""
         moved = f"{size_text(self.moved_bytes)} in {counted(self.moved_count, 'blob')}"
@@ -117,10 +117,10 @@ class MirrorStatus:
         age_s: For how many seconds a checkpoint may be only local, from the setting `mirror_age_s`.
         problem: Why the last push failed. Empty if it succeeded.
         failing_since: Time of the first failed push since the last success, in the format of `CheckpointInfo.created`.
-            Empty if `problem` is.
+            Empty if `problem` is empty.
         looked: When the mirror last listed all its content, in the format of `CheckpointInfo.created`. Empty if it has
             not yet.
-        missing: Evicted checkpoints of which that listing lacked some blobs. The mirror cannot provide these blobs.
+        missing: Evicted checkpoints with blobs that were not in this listing. The mirror cannot provide these blobs.
         refused_since: Time since which the mirror has refused the credentials, in the format of
             `CheckpointInfo.created`. Empty if the last push worked, or failed for another reason.
     """
@@ -166,7 +166,7 @@ class MirrorStatus:
 
 
 def mirror_named(remote: str) -> str:
-    """Return the name of a mirror in messages, which shows its name only if the user chose one."""
+    """Return the text for a mirror in messages. It contains the name only if the user chose one."""
     return "the mirror" if remote == "mirror" else f"the mirror {remote}"
 
 
@@ -206,8 +206,8 @@ class StoreClaims:
     Attributes:
         store: The uuid of that store.
         host, path: Host and path of the store at its last eviction. Empty if the claim cannot be read.
-        is_own: Whether it is the store that was queried.
-        checkpoints: ``RUN@STEP.ID`` of each, with the first ten digits of the id.
+        is_own: Whether that store is the one that was queried.
+        checkpoints: ``RUN@STEP.ID`` of each checkpoint, with the first ten digits of the id.
     """
 
     store: str
@@ -226,7 +226,7 @@ class StoreClaims:
 
 
 def details(report: EvictReport) -> Iterator[str]:
-    """Yield a line for each checkpoint on why its bytes are evicted or kept."""
+    """Yield a line for each checkpoint, with the reason why its bytes are evicted or kept."""
     gone = {info.key for info in report.evicted}
     for entry in () if report.plan is None else report.plan.entries:
         if entry.keep and report.dry_run:

@@ -1,4 +1,4 @@
-"""The result of a check that a room adds to a report."""
+"""The result of a check that another package adds to a report."""
 
 from __future__ import annotations
 

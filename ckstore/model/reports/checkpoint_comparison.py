@@ -19,7 +19,10 @@ from ckstore.model.names import join_index, spellings
 from ckstore.model.reports.diff import Diff, DiffLeaf, LeafChange, PlainChange
 
 _SHOWN_AS_TEXT = ("datetime", "enum", "global", "numpy.str_", "torch.Size", "torch.device", *TORCH_NAMED)
-"""Values that need a library or the program's own classes, or time zones that this machine may not know."""
+"""Kinds of values that are shown as text.
+
+Decoding them needs a library, a class of the program, or a time zone that this machine may not know.
+"""
 _Piece = tuple[int | Block, int, str]
 
 
@@ -73,7 +76,7 @@ def _change(before: Manifest, old: LeafRecord, after: Manifest, new: LeafRecord,
 
 
 def _pieces(manifest: Manifest, leaf: LeafRecord) -> set[_Piece]:
-    """Return start, length and digest of the pieces below a leaf, relative to its first byte and cut at its ends."""
+    """Return start (relative to the leaf), length and digest of the pieces of a leaf, cut at its ends."""
     if 0 in leaf.shape:
         return set()
     first, last = _span(manifest, leaf)
@@ -83,7 +86,8 @@ def _pieces(manifest: Manifest, leaf: LeafRecord) -> set[_Piece]:
     for i, extent in enumerate(storage.extents):
         start, stop = max(at, first), min(at + extent.length, last)
         if start < stop:
-            # The start of the piece relative to the leaf also matters. The same piece may hold other bytes of it.
+            # The start of the piece relative to the leaf also matters: with another start, an equal piece has other
+            # bytes of the leaf.
             place = at - first if storage.tiling is None else storage.tiling.blocks[i]
             pieces.add((place, stop - start, extent.piece))
         at += extent.length
@@ -91,7 +95,7 @@ def _pieces(manifest: Manifest, leaf: LeafRecord) -> set[_Piece]:
 
 
 def _span(manifest: Manifest, leaf: LeafRecord) -> tuple[int, int]:
-    """Return the first byte of a leaf in its storage and the one after its last."""
+    """Return the offset of the first byte of a leaf in its storage, and of the byte after its last one."""
     item_bytes = itemsize(leaf.kind, leaf.dtype)
     if item_bytes is None:
         return 0, manifest.storages[leaf.storage].nbytes
@@ -153,7 +157,7 @@ def _shown(node: Node) -> object:
     if _is_container(node):
         return str(node[0])
     if isinstance(node, list) and node[0] == "numpy":
-        # A plain number, without NumPy, or text if it is no number.
+        # Return a number as a Python number, without NumPy, and any other scalar as text.
         dtype, data = node[1], bytes_of_text(node[2])
         value = numpy_number(dtype, data)
         return f"numpy {dtype} {data.hex()}" if value is None else value

@@ -56,7 +56,7 @@ class CompactionPlan:
 
     @property
     def compacted(self) -> tuple[CompactionEntry, ...]:
-        """The checkpoints to encode, and the compacted ones to check again."""
+        """The checkpoints to encode, and the compacted checkpoints to check again."""
         return tuple(entry for entry in self.entries if not entry.reason)
 
     def __str__(self) -> str:
@@ -72,8 +72,8 @@ class Compacted:
 
     Attributes:
         info: The checkpoint.
-        before_bytes: Sizes of the files of its own blobs before the compaction, plain or encoded.
-        after_bytes: These sizes after the compaction.
+        before_bytes: Total size of the files of its own blobs before the compaction, plain or encoded.
+        after_bytes: Their total size after the compaction.
     """
 
     info: CheckpointInfo

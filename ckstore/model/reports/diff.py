@@ -61,8 +61,8 @@ class LeafChange:
 
     Attributes:
         before, after: The tensor in the first and in the second checkpoint.
-        changed_bytes: Bytes of it in pieces that differ, at most its size. A small tensor is one piece. A large one is
-            cut at every `chunk_bytes`.
+        changed_bytes: Bytes of the tensor in pieces that differ, at most its size. A small tensor is one piece. A large
+            tensor is cut at every `chunk_bytes`.
         difference: Differences of the values. None if not requested, or if dtype or shape prevent a comparison.
     """
 
@@ -110,11 +110,11 @@ class Diff:
 
     Attributes:
         before, after: Names of the checkpoints, ``RUN@STEP``.
-        added, removed: Tensors that only one of them has.
+        added, removed: Tensors that only `after` has, and tensors that only `before` has.
         changed: Tensors that differ.
         plain: Other values that differ.
         files: Committed files that differ.
-        unchanged_count: Tensors that are the same in both.
+        unchanged_count: Number of tensors that are the same in both.
         same_content: Whether both have bit-identical content in the same structure and order.
     """
 
@@ -150,7 +150,7 @@ def details(found: Diff) -> Iterator[str]:
 
 
 def with_kind(change: FileChange | PlainChange) -> str:
-    """Return the text of a change after its kind."""
+    """Return the kind and the text of a change."""
     return f"{change.kind:9}{change}"
 
 

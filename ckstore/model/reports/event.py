@@ -37,7 +37,7 @@ KINDS = (
 RENAMED = "renamed to"
 """The start of the reason of a `dropped` event if the checkpoint was moved to another run."""
 LINE_MOST_BYTES = 4096
-# A character outside the basic plane takes twelve bytes; the rest of a line is short.
+# In the JSON text, a character outside the basic plane takes twelve bytes. The rest of a line is short.
 _WHY_CHARS = 280
 
 
@@ -51,14 +51,15 @@ class Event:
         event: ``saved``, ``replaced``, ``failed``, ``retried`` (an attempt failed, and another followed), ``unknown``
             (`UnknownOutcome`), ``dropped``, ``restored``, ``freed``, ``damaged``, ``healed``,
             ``mirrored``, ``missing`` (on the mirror), ``evicted``, ``pruned``, ``renamed``, ``compacted``,
-            ``uncompacted`` (a planned compaction failed), ``untracked`` (a tracker did not get the checkpoint).
-        run, step, id: The checkpoint. Empty, None and empty if the event does not concern one.
+            ``uncompacted`` (a planned compaction failed), ``untracked`` (a tracker did not receive the checkpoint).
+        run, step, id: Run, step and id of the checkpoint. If the event does not concern a checkpoint, the step is None
+            and the others are empty.
         nbytes: Bytes that a save added, that were freed or sent, or that a compaction saved.
         seconds: Duration of a save.
         metrics: The names of the metrics of a dropped checkpoint. None if they are unknown.
         why: The rule, the reason of a failure, or the remote.
-        pid, uid: Process id and user id of the process that caused it. For a background save, those of the training
-            process.
+        pid, uid: Process id and user id of the process that caused the event. For a background save, this is the
+            training process.
     """
 
     time: str
@@ -75,7 +76,7 @@ class Event:
 
     @property
     def name(self) -> str:
-        """The full ref, ``RUN@STEP``, or only the run without a step; empty without a run."""
+        """The full ref ``RUN@STEP``, or only the run if there is no step. Empty if there is no run."""
         return self.run if self.step is None else f"{self.run}@{self.step}"
 
     def line(self) -> bytes:

@@ -42,8 +42,8 @@ class ExportReport:
         checkpoint_id: Its id.
         destination: The directory, or the torch file.
         files: The files that were written. Files with tensors come first, in the order of the shards.
-        tied: Name that no file has -> name of the tensor that it shares its memory with.
-        state_names: Full paths in the state of the values in ``state.json``, which safetensors cannot hold.
+        tied: Name that is in no file -> name of the tensor with which it shares its memory.
+        state_names: Full paths of the values in ``state.json``. They are there because safetensors cannot hold them.
         left_out: Data that is in no file, one sentence each. These are the versions of modules that torch attaches to a
             state dict, and committed files that are not part of a model.
         unsafe_globals: Classes and functions in a torch file that ``torch.load(weights_only=True)`` rejects. The file
@@ -118,7 +118,7 @@ class ExportCheck:
     Attributes:
         destination: The directory of the export, or its torch file.
         name: Full ref of the exported checkpoint, ``RUN@STEP``. Empty if the export does not record it.
-        checkpoint_id: The id of that checkpoint. Empty if `name` is.
+        checkpoint_id: The id of that checkpoint. Empty if `name` is empty.
         file_count: Number of files with a checksum.
         checked_bytes: Number of bytes that were read.
         damage: The files that differ, are missing, or have lost their checksum.

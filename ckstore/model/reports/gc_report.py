@@ -25,7 +25,7 @@ class Leftover:
     """A directory or file in ``staging/`` or ``trash/``."""
 
     name: str
-    age_s: float  # since something was last created or removed in it
+    age_s: float  # time since the last creation or removal in it
     nbytes: int = 0  # bytes in files that have no other name
     owner: str = ""  # the user who created it
     alive: bool = False  # whether a process has it open
@@ -57,9 +57,9 @@ class Waiting:
     Attributes:
         run, step, id: Run, step and id of the checkpoint. The id is empty if its manifest cannot be read.
         dropped, until: When it was dropped, and when its waiting time ends.
-        nbytes: Bytes on the disk that only it keeps, once the checkpoints before it are deleted.
+        nbytes: Bytes on the disk that only this checkpoint keeps after the waiting checkpoints before it are deleted.
         entry: Its name in ``trash/``.
-        problem: Why it cannot be restored, such as a missing blob. Empty if it can be.
+        problem: Why it cannot be restored, such as a missing blob. Empty if it can be restored.
     """
 
     run: str
@@ -92,7 +92,7 @@ class GcPlan:
         held, linked_outside: Blobs that the store does not need but that will not be freed.
         dead_stagings: Names of directories in ``staging/`` that killed saves left. The first step moves them to trash.
         trash: Names in ``trash/`` that the second step deletes.
-        unused: Digests that no checkpoint uses, or will use after the second step. The third step deletes these blobs.
+        unused: Digests of blobs that no checkpoint uses after the second step. The third step deletes these blobs.
         dead_pack_bytes, unseen_processes, next_to_free, waits_for_grace: As in `GcReport`.
     """
 
@@ -151,7 +151,7 @@ class GcReport:
         next_to_free: The space that deleting the oldest deletable checkpoint would free. None if blobs were freed or
             kept, no checkpoint may be deleted, or the catalog cannot be read.
         waits_for_grace: Whether entries wait in ``trash/`` for the grace period, because other hosts may use the store.
-        plan: The plan that was carried out, or would be. It was made after the retention.
+        plan: The plan that was carried out, or that a dry run would have carried out. It was made after the retention.
         waiting: Dropped checkpoints that keep their bytes for a while. Those without a `problem` can be restored.
         differences: Differences of the result from the plan with their reasons, one sentence each. Empty if dropped
             data waits for a grace period.
@@ -211,7 +211,7 @@ class GcReport:
 
     @property
     def explanation(self) -> str:
-        """Text on the freed blobs and why gc freed no more. If it freed none, on the deletion that would free some."""
+        """Text on the freed blobs and on why gc freed no more. If it freed none, on a deletion that would free some."""
         sentences = []
         if self.freed_count:
             what = f"{counted(self.freed_count, 'blob')}, {size_text(self.freed_bytes)}"
@@ -230,7 +230,7 @@ class GcReport:
             sentences.append(left(len(self.trash_left)))
         elif self.dry_run and self.dropped:
             sentences.append("would free nothing: other checkpoints need the same blobs")
-        elif any("@" in name for name in self.plan.trash):  # RUN@STEP: it was a checkpoint
+        elif any("@" in name for name in self.plan.trash):  # RUN@STEP is the name of a checkpoint
             sentences.append(f"the dropped checkpoints {'would free' if self.dry_run else 'free'} nothing: {_NEEDED}")
         else:
             sentences.append("nothing else is unused" if self.waiting else "nothing is unused")
@@ -285,7 +285,7 @@ def lines(report: GcReport, table: Callable[[Sequence[HeldBlob]], Iterable[str]]
         yield printable(f"{kept} {_sizes(blobs)}: {reason}")
     linked = list(map(str, report.linked_outside))
     yield from first_of(linked) if table is None else linked
-    # A line below says when waiting checkpoints are freed. No line then says that nothing else is unused.
+    # If checkpoints are waiting, a line below says when they are freed, so no line says that nothing is unused.
     is_idle = not (report.freed_count or report.held or report.linked_outside or report.waiting)
     if is_idle:
         yield printable(report.explanation)

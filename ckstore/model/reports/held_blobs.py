@@ -21,7 +21,7 @@ class Holder:
     Attributes:
         pid: Process id, as seen by the calling process.
         command: Its shortened command line, or its name in brackets if it shows no command line.
-        how: How it has the file, such as ``descriptor 5``, ``mapping`` or ``io_uring file 0``.
+        how: How it has the file open, such as ``descriptor 5``, ``mapping`` or ``io_uring file 0``.
         target: The path by which the process has the file, or ``… (deleted)`` if that name was deleted.
     """
 
@@ -41,9 +41,9 @@ class DeletedFile:
 
     Attributes:
         inode: Its inode number.
-        nbytes: Bytes that it takes on the filesystem. 0 if it is only mapped and not open, so that only root may see
-            its size.
-        holders: The processes that have it.
+        nbytes: Bytes that it takes on the filesystem. 0 if it is only mapped and not open, because only root may then
+            see its size.
+        holders: The processes that have it open or mapped.
     """
 
     inode: int
@@ -62,9 +62,10 @@ class HeldBlob:
     Attributes:
         digest: Its digest, which is its name.
         nbytes: Its size.
-        holders: The visible processes that have it. If empty, the holder is a process of another user or PID namespace,
-            a descriptor in flight in a socket, or the kernel itself (a loop device, io_uring).
-        why: Why the kernel could not be queried, as for the file of another user. Empty if it could.
+        holders: The visible processes that have it open. If empty, the holder is a process of another user or PID
+            namespace, a descriptor in flight in a socket, or the kernel itself (a loop device, io_uring).
+        why: Why the kernel could not be queried, for example because another user owns the file. Empty if the kernel
+            was queried.
     """
 
     digest: str
@@ -137,7 +138,7 @@ def held_size(held: Sequence[HeldBlob]) -> str:
 
 
 def by_holder(held: Sequence[HeldBlob]) -> dict[tuple[int | None, str], tuple[str, list[HeldBlob]]]:
-    """Return the blobs of each process and one way in which it has them, the process with most bytes first."""
+    """Return the open blobs of each process and one way in which it has them open, the greatest total size first."""
     found: dict[tuple[int | None, str], tuple[dict[str, None], dict[str, HeldBlob]]] = {}
     for blob in held:
         ways: list[tuple[tuple[int | None, str], str]] = [((one.pid, one.command), one.how) for one in blob.holders]

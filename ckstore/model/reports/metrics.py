@@ -1,4 +1,4 @@
-"""Metrics as text for Prometheus and others. Source: the OpenMetrics specification, version 1.0, text format."""
+"""Metrics as text for Prometheus and similar programs. Source: the OpenMetrics specification 1.0, text format."""
 
 from __future__ import annotations
 
@@ -43,5 +43,5 @@ def openmetrics(metrics: Iterable[Metric], store: str, labels: Mapping[Any, Any]
 
 
 def _escaped(text: str) -> str:
-    text = text.encode("utf-8", "replace").decode("utf-8")  # a path may have bytes that are no characters
+    text = text.encode("utf-8", "replace").decode("utf-8")  # a path may have bytes that are not UTF-8
     return text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')

@@ -41,7 +41,7 @@ class RelinkReport:
 
     Attributes:
         checked_bytes: Bytes of blobs that were read and compared with their digests.
-        relinked_count: Names in checkpoints that had a file of their own and now lead to the shared file.
+        relinked_count: Number of names in checkpoints that had a file of their own and now lead to the shared file.
         spare_bytes: Total size of the files that lost their last name in this way. A gc frees them.
         damaged: Digests of blobs of which no file has the right bytes. They are not changed.
     """
@@ -62,12 +62,12 @@ class ReindexReport:
 
     Attributes:
         checkpoint_count: Number of complete checkpoints.
-        blob_count, blob_bytes: Number and size of the blobs that they name, each once.
+        blob_count, blob_bytes: Number and size of the blobs of these checkpoints. Each blob counts once.
         orphan_count, orphan_bytes: Number and size of the blobs in ``blobs/`` that no checkpoint names. The next gc
             frees them.
         restored_count: Number of blobs whose lost name in ``blobs/`` was restored.
-        copy_count, copy_bytes: Number and size of the blobs in checkpoints that are separate copies, as after copying a
-            store without hardlinks. ``relink`` links them to one file again.
+        copy_count, copy_bytes: Number and size of the blobs in checkpoints that are separate copies, for example after
+            copying a store without hardlinks. ``relink`` links them to one file again.
         tag_count, pin_count: Number of tags and pins.
         incomplete: Directories that are not complete checkpoints.
         problems: Other problems, one sentence each, such as dangling tags and unreadable pins or annotations.

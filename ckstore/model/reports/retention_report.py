@@ -53,7 +53,7 @@ class RetentionReport:
         return tuple(one.error for one in self.skipped if one.error is not None)
 
     def __str__(self) -> str:
-        if self.dry_run and not self.skipped:  # with the reasons of those that are kept
+        if self.dry_run and not self.skipped:  # it also has the reasons for keeping checkpoints
             return str(self.plan)
         dropped_keys = {info.key for info in self.dropped}
         dropped = (entry for entry in self.plan.dropped if entry.info.key in dropped_keys)

@@ -12,13 +12,13 @@ from ckstore.model.words import counted, in_lines, printable
 @brief()
 @dataclass(frozen=True, slots=True)
 class TouchReport:
-    """The files whose times `Store.touch` renewed, and those that it could not.
+    """The files whose times `Store.touch` renewed, and the files whose times it could not renew.
 
     Attributes:
         checkpoint_count: Number of checkpoints whose files were renewed.
         blob_count: Number of their blobs, each once.
         blob_bytes: Total size of these blobs.
-        refused: Files that keep their times, each group with the reason.
+        refused: Groups of files that keep their times, each with the reason.
     """
 
     checkpoint_count: int

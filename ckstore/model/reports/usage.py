@@ -14,7 +14,7 @@ from ckstore.model.words import counted, in_lines, named, printable, some_of
 
 _ALIGNMENT = 64
 DEAD_PART = "(no tensor: nothing uses this part any more)"
-"""Shown instead of the names that use a blob."""
+"""Shown instead of names if no tensor of a checkpoint uses a blob."""
 
 
 @brief()
@@ -34,7 +34,7 @@ class CheckpointUsage:
         packed_bytes: Growth of the dead bytes when it is dropped. These are the bytes that only it uses, in packs that
             other checkpoints also use.
         id: Its id.
-        superseded: Whether its step has a newer checkpoint, which ``RUN@STEP`` then names.
+        superseded: Whether its step has a newer checkpoint. If so, ``RUN@STEP`` names the newer one.
     """
 
     run: str
@@ -100,13 +100,13 @@ class Usage:
         runs: Usage of each run, the run with the most `alone_bytes` first.
         checkpoints: Usage of each complete checkpoint, in the order of their commits.
         logical_bytes: Sum over all checkpoints, which is their size without a store.
-        disk_bytes: Blobs on disk, each file once. This is the sum of the next four.
+        disk_bytes: Blobs on disk, each file once. This is the sum of the next four fields.
         alone_bytes: Blobs that a single checkpoint has.
         shared_bytes: Blobs that several checkpoints have, each once.
         unused_bytes: Blobs that no checkpoint has, which gc frees.
         waiting_bytes: Blobs that only dropped checkpoints (`Store.undoable`) have. They are freed later.
-        dead_bytes: The dead part of all packs, each pack once. `CheckpointUsage` defines it.
-        saved_bytes: Bytes that compaction saved on blobs that are encoded and that no file holds plain any more.
+        dead_bytes: The dead bytes of all packs, as defined in `CheckpointUsage`. Each pack counts once.
+        saved_bytes: Bytes that compaction saved on blobs that are now only stored in encoded form.
         encoded_bytes: The part of `disk_bytes` in encoded forms of blobs.
         cached_bytes: Downloaded bytes of remote checkpoints in the cache. They are not part of `disk_bytes`.
         elsewhere_bytes: The part of `logical_bytes` in checkpoints with bytes that only a remote has.
@@ -140,7 +140,7 @@ class SizeFields(TypedDict):
 
 
 def sizes_of(infos: Collection[CheckpointInfo]) -> SizeFields:
-    """Return the size of checkpoints, and the part of it in those with bytes that only a remote has."""
+    """Return the total size of checkpoints, and of those checkpoints with bytes that only a remote has."""
     return {
         "logical_bytes": sum(info.logical_bytes for info in infos),
         "elsewhere_bytes": sum(info.logical_bytes for info in infos if info.elsewhere),
@@ -159,7 +159,7 @@ def summary(usage: Usage) -> Iterator[str]:
     if usage.elsewhere_bytes:
         yield f"{size_text(usage.elsewhere_bytes)} of these are only on a remote"
     if usage.cached_bytes:
-        yield f"{size_text(usage.cached_bytes)} more were fetched from it and are cached: ckstore gc deletes them"
+        yield f"{size_text(usage.cached_bytes)} more were fetched from remotes and are cached: ckstore gc deletes them"
     if usage.shared_bytes:
         yield f"{size_text(usage.shared_bytes)} of it is in several checkpoints"
     if usage.unused_bytes:
@@ -181,11 +181,11 @@ class BlobUse:
     """How much of a blob one checkpoint uses."""
 
     used_bytes: int  # bytes in pieces of the checkpoint, with the alignment of pieces in packs
-    is_pack: bool  # whether the blob holds pieces other than itself
+    is_pack: bool  # whether the blob contains pieces with other digests than its own
 
 
 def blob_uses(manifest: Manifest) -> dict[str, BlobUse]:
-    """Return how much of each of its files a checkpoint uses, by digest, with the values that the catalog has."""
+    """Return how much of each of its files a checkpoint uses, by digest. The catalog stores the same numbers."""
     pieces: list[dict[str, int]] = [{} for _ in manifest.blobs]
     for storage in manifest.storages:
         for extent in storage.extents:
@@ -209,9 +209,9 @@ class Use:
     Attributes:
         run, step: Run and step of the checkpoint.
         names: The tensors and other values with all or some of their bytes in the blob or piece.
-        how: ``plain`` if the checkpoint has these bytes as they are. ``encoded`` if it was compacted and has them
-            encoded, or if they are such an encoded form. ``base`` if it only decodes other blobs with them.
-        nbytes, kept_bytes: Plain size of the blobs with these values, and size of the files that hold them.
+        how: ``plain`` if the checkpoint has the bytes in plain form. ``encoded`` if it has them in encoded form, or if
+            the bytes are an encoded form themselves. ``base`` if it needs them only to decode other blobs.
+        nbytes, kept_bytes: Plain size of the blobs with these values, and size of the files that contain these blobs.
         remotes: The remotes that have the bytes, if the checkpoint does not have them locally.
         id, superseded: As in `CheckpointUsage`.
     """

@@ -90,7 +90,7 @@ class StoreFinding:
             - ``unused``: No checkpoint uses a blob.
             - ``order``: The sequence number of a checkpoint is ignored.
             - ``catalog``: The catalog disagrees with the directories.
-            - ``settings``, ``tag``, ``pin``, ``notes``: Such a file is damaged.
+            - ``settings``, ``tag``, ``pin``, ``notes``: A file of this kind is damaged.
             - ``locked``: A checkpoint was not verified or not repaired because another process held its lock for long.
             - ``closed``: A run or a checkpoint was not verified or not repaired because its owner gave this
               user no access.
@@ -160,7 +160,7 @@ class Away:
         directory: The name of its directory in ``checkpoints/RUN/``.
         as_of: When a remote last listed its content, in the format of `CheckpointInfo.created`. Empty if no remote did.
         missing: The missing data of each remote. Empty if one of the remotes listed all data.
-        unasked: Why a remote was not queried. Empty if it was.
+        unasked: Why a remote was not queried. Empty if it was queried.
     """
 
     run: str
@@ -209,7 +209,7 @@ class VerifyReport:
         repaired, unrepaired: Repairs that succeeded, and repairs that failed.
         quarantined: Paths of the damaged blobs that were quarantined.
         healable: Damaged blobs of which the store has an intact copy, so that a repair can heal them. Empty after a
-            repair, a quick verification, or one with a budget, which do not search for copies.
+            repair, a quick verification, or a verification with a budget, because these do not search for copies.
         elsewhere: The checkpoints with some bytes that only a remote has. A load compares these bytes after it fetched
             them.
     """
@@ -246,7 +246,7 @@ class VerifyReport:
 
 
 def with_away(report: VerifyReport, away: Iterable[Away]) -> VerifyReport:
-    """Return a report with the checkpoints whose data is not local, and was not read."""
+    """Return `report` with the checkpoints whose data was not read because it is not local."""
     return replace(report, elsewhere=tuple(away))
 
 
@@ -261,7 +261,7 @@ def details(report: VerifyReport) -> Iterator[tuple[str, str]]:
 
 
 def summary(report: VerifyReport) -> Iterator[str]:
-    """Yield lines on how much was read, how much of it is intact, and what to do."""
+    """Yield lines on the amount of data that was read, on the intact checkpoints, and on what to do."""
     away = {one.name for one in report.elsewhere}
     local_count = report.checkpoint_count - len(report.elsewhere)
     checkpoints = counted(local_count, "checkpoint")

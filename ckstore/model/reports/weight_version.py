@@ -18,9 +18,9 @@ class WeightVersion:
 
     Attributes:
         version: Its number, from 1.
-        run, step, id: The checkpoint that it has the weights of.
+        run, step, id: Run, step and id of the checkpoint whose weights it has.
         is_full: Whether it has all weights. Otherwise it has the differences from the previous version.
-        reason: Why it has all weights, or empty.
+        reason: Why it has all weights. Empty if it has differences.
         nbytes: Size of its files.
         path: Its directory.
     """

@@ -5,9 +5,9 @@ nothing at the end. The saver answers with `Started`. For each order it sends `T
 `Publishing` before each rename that could publish it, `Committed` right after this rename, and `Done` or `Failed` at
 the end.
 
-`Publishing` is a question. The saver waits for an `Answer`, or for the end of the trainer, which means yes. The trainer
-also sends a no without a question as soon as a save is given up. This may be at any time, even before its order or
-after its end. So an abandoned save is not published, whether or not the trainer is alive when the saver asks.
+`Publishing` is a question. The saver waits for an `Answer`, or for the end of the trainer, which means yes. As soon as
+a save is abandoned, the trainer sends a negative `Answer` without a question, possibly even before the order of the
+save or after its end. So an abandoned save is not published, whether or not the trainer is alive when the saver asks.
 
 Both sides are the same version of ckstore on one machine, so messages are not checked against an adversary.
 """
@@ -46,7 +46,7 @@ SaverState = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """Open the store at `path` if it has this id, and call `attach` of the modules in `attached` with it."""
+    """Open the store at `path` if it has this id, and pass it to the `attach` function of each module in `attached`."""
 
     path: str
     uuid: str
@@ -73,14 +73,14 @@ class Sample(NamedTuple):
 
 
 class ReusedStorage(NamedTuple):
-    """The data that an order reuses from an earlier checkpoint of its run, because it is reported as unchanged."""
+    """The data that an order reuses from an earlier checkpoint of its run, because it has not changed since."""
 
     step: int
     id: str
     # Index of a storage in the state -> its index in that checkpoint, and the step of its last complete copy.
     storages: dict[int, tuple[int, int]]
     samples: tuple[Sample, ...]  # bytes to compare
-    # The `storages` that the caller did not name but that have equal fingerprints on the device.
+    # The `storages` that the caller did not report as unchanged, but whose fingerprints on the device are equal.
     unnamed: tuple[int, ...] = ()
 
 
@@ -102,7 +102,7 @@ class Order:
     places: tuple[SnapshotSpan, ...] = ()  # the locations of the bytes of the storages
     # The step at which an earlier saver may have published this order before it ended, or None.
     tried_step: int | None = None
-    kept: ReusedStorage | None = None  # the data that is not in the snapshot; None if all is
+    kept: ReusedStorage | None = None  # the data that is not in the snapshot; None if all data is in it
     patience: AskedPatience = AS_SET
 
 

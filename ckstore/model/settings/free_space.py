@@ -61,7 +61,7 @@ class Way:
 
 
 def shortest(freed: Sequence[Amount], missing: Amount) -> int | None:
-    """Return how many amounts from the start of `freed` together cover `missing`, or None if all do not."""
+    """Return how many amounts from the start of `freed` together cover `missing`, or None if all are not enough."""
     total = Amount()
     for count, amount in enumerate([Amount(), *freed]):
         total += amount
@@ -71,7 +71,7 @@ def shortest(freed: Sequence[Amount], missing: Amount) -> int | None:
 
 
 def advice(ways: Sequence[Way], missing: Amount | None) -> str:
-    """Return a text on how much each way would free, up to the first that covers `missing`, if that is known."""
+    """Return a text on how much each way would free. If `missing` is known, it ends at the first way that covers it."""
     useful: list[Way] = []
     for way in ways:
         if _in_words(way.frees, missing) != _in_words(useful[-1].frees if useful else Amount(), missing):

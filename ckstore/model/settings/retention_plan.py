@@ -146,7 +146,7 @@ def plan(
         policy: The rules for all runs, or those of each run. In the second case, a run without rules is kept.
         history: All checkpoints of each run to consider, in any order. Other runs are not changed.
         now: The current time, with a time zone.
-        budget: The budget of all runs together. It needs their blobs in the history.
+        budget: The budget of all runs together. If given, the candidates in `history` must have their blobs.
         beside: Run -> file -> size of each blob of superseded checkpoints that are kept. They count only for budgets.
     """
     beside = beside or {}
@@ -183,9 +183,10 @@ def over_budget(
     whose: str,
     staying: Mapping[str, int],
 ) -> Budgeted:
-    """Drop the oldest checkpoints until the others are within a budget, those that are the best by a metric last.
+    """Drop the oldest checkpoints until the remaining ones are within a budget.
 
-    Protected checkpoints are kept. Unhealthy ones are dropped first. Each file of a blob counts once.
+    Unhealthy checkpoints are dropped first, and the best by a metric last. Protected ones are kept. Each file of a blob
+    counts once.
 
     Args:
         entries: The plan before the budget.
@@ -296,7 +297,8 @@ class _Run:
             # Each belongs only to its nearest multiple, so that a later save farther away cannot replace a kept one.
             groups.setdefault((candidate.info.step + (every - 1) // 2) // every, []).append(candidate)
         for multiple, group in groups.items():
-            group.sort(key=lambda c: abs(c.info.step - multiple * every))  # stable, so of equal ones the newer is first
+            # The sort is stable, so the newer of two equally near checkpoints is first.
+            group.sort(key=lambda c: abs(c.info.step - multiple * every))
             self._first(group, 1, f"nearest to step {multiple * every}")
 
     def _newest_of_each(self, ordered: Sequence[Candidate], unit: str, count: int) -> Iterator[Verdict]:
@@ -366,8 +368,9 @@ class _Run:
     def _best(self, best: Best) -> None:
         sign = 1 if best.mode == "min" else -1
         ranked = [c for c in self._history if not math.isnan(c.info.metrics.get(best.metric, math.nan))]
-        # NaN is excluded, because one NaN in the list would leave it unsorted.
-        ranked.sort(key=lambda c: sign * c.info.metrics[best.metric])  # stable, so of equal ones the newer is first
+        # NaN is excluded, because one NaN in the list would leave it unsorted. The sort is stable, so the newer of two
+        # equally good checkpoints is first.
+        ranked.sort(key=lambda c: sign * c.info.metrics[best.metric])
         for candidate, keep, reason in _first_of([c for c in ranked if c.healthy], best.n, str(best)):
             self._note(candidate, reason, keep=keep)
         for candidate in ranked:
@@ -381,7 +384,7 @@ class _Run:
         # The metric may be misspelt or not logged yet. Dropping by it would drop all checkpoints but the newest.
         if not ranked:
             self._keep_unjudged(best.metric)
-        elif not any(c.healthy for c in ranked):  # the same, but unhealthy ones do not accumulate
+        elif not any(c.healthy for c in ranked):  # the same, but only for healthy checkpoints
             for candidate in self._history:
                 if candidate.healthy:
                     reason = f"no healthy checkpoint has a number for the metric {best.metric}"
