@@ -8,16 +8,20 @@ from typing import Any
 from ckstore.model.reports.diff import Difference
 from ckstore.tensors.kinds import is_array, is_tensor
 
-# 8 MiB in float64: two tensors of 10 GB are compared in a few such buffers.
 _BLOCK_ELEMENTS = 2**20
+"""The number of elements that are compared at once, 8 MiB in float64."""
 
 
 def largest_difference(before: Any, after: Any) -> Difference | None:
-    """Return the largest absolute and relative difference of two floating or complex tensors or arrays of one shape."""
-    # They are compared in float64, a block at a time. Equal elements are no difference, nor are two nans; a nan or an
-    # infinity against anything else is an infinite one. Returns: None if they are of another kind, shape or type of
-    # element, so that there is nothing to compare; or if both are windows that overlap so far that there are more
-    # elements than bytes.
+    """Return the largest absolute and relative difference of two floating or complex tensors or arrays of one shape.
+
+    They are compared in float64, block by block. Two NaN do not differ. The difference between a NaN or an infinity and
+    another value is infinite.
+
+    Returns:
+        None if the values have another kind, shape or type of elements. Also None for views that repeat elements so
+        often that there are more elements than bytes.
+    """
     if is_tensor(before) and is_tensor(after):
         blocks = _torch_blocks(before, after)
     elif is_array(before) and is_array(after):
@@ -39,16 +43,16 @@ def _torch_blocks(before: Any, after: Any) -> Any:
     if before.shape != after.shape or not all(t.is_floating_point() or t.is_complex() for t in (before, after)):
         return None
     before, after = _distinct(before, after, before.stride(), after.stride())
-    # An expanded tensor can have 2^60 elements over one byte: to compare them would never end.
+    # An expanded tensor can have 2^60 elements in one byte of memory. Comparing them would never end.
     if before.numel() > before.untyped_storage().nbytes() + after.untyped_storage().nbytes():
         return None
-    if any("float4" in str(t.dtype) for t in (before, after)):  # torch cannot convert it
+    if any("float4" in str(t.dtype) for t in (before, after)):  # torch cannot convert this dtype
         return None
     wide = torch.complex128 if before.is_complex() or after.is_complex() else torch.float64
 
     def block(tensor: Any, start: int) -> Any:
         part = tensor[start : start + _BLOCK_ELEMENTS]
-        if part.element_size() == 1:  # the small floats convert to float32 only
+        if part.element_size() == 1:  # floats of 8 bits can only be converted to float32
             part = part.to(torch.float32)
         return part.to(wide).numpy()
 
@@ -57,7 +61,7 @@ def _torch_blocks(before: Any, after: Any) -> Any:
 
 
 def _distinct(before: Any, after: Any, strides: Any, other_strides: Any) -> tuple[Any, Any]:
-    """Return both with one index of each dimension in which both repeat the same elements."""
+    """Return both with only the first index of each dimension in which both repeat the same elements."""
     index = tuple(
         slice(0, 1) if one == other == 0 else slice(None) for one, other in zip(strides, other_strides, strict=True)
     )
@@ -82,7 +86,7 @@ def _numpy_blocks(before: Any, after: Any) -> Any:
 
 
 def _span_bytes(array: Any) -> int:
-    """Return the bytes from the first to the last of an array in memory."""
+    """Return the number of bytes from the first to the last byte of an array in memory."""
     return int(array.itemsize + sum((n - 1) * abs(step) for n, step in zip(array.shape, array.strides, strict=True)))
 
 
@@ -97,6 +101,7 @@ def _of_block(one: Any, other: Any) -> tuple[float, float]:
         return math.inf, math.inf
     with np.errstate(over="ignore"):
         absolute = np.abs(one - other)
-        # Halved first, so that the greatest floats do not become infinite; never zero, since they differ.
+        # Halve the values first, so that the difference of the greatest floats is not infinite. The divisor is never 0,
+        # because the values differ.
         relative = 2 * (np.abs(one / 2 - other / 2) / np.maximum(np.abs(one), np.abs(other)))
     return float(absolute.max()), float(relative.max())

@@ -15,16 +15,17 @@ from ckstore.model.names import join_key
 from ckstore.tensors.refusals import refuse_value
 from ckstore.tensors.state_capture import Walk
 
-# More reasons than any person reads; a pickle of a few bytes can name billions of such values.
+# A pickle of a few bytes can refer to billions of values that are refused.
 REFUSED_MOST = 10_000
+"""The maximum number of refused values of a description. No person reads more reasons."""
 
 
 class DescribedLeaf(NamedTuple):
     """A leaf of a described value."""
 
-    leaf: LeafRecord  # its name and layout; which storage it lies in is not looked at
+    leaf: LeafRecord  # its name and layout; the index of its storage is ignored
     source: ByteSource  # the bytes of its storage
-    memory: Hashable | None = None  # equal for leaves that lie in one storage; None: it has one of its own
+    memory: Hashable | None = None  # equal for leaves in the same storage; None if the leaf has its own storage
 
 
 class DescribedParts(NamedTuple):
@@ -43,7 +44,7 @@ class DescribedObject(NamedTuple):
 
 
 Place = Callable[[Any, str], "DescribedLeaf | DescribedParts | DescribedObject | Node"]
-"""Returns the meaning in a state of the described value with this path."""
+"""A function that returns the form in a state of a described value. Its arguments are the value and its path."""
 
 
 class TooMuchDescribed(ValueError):
@@ -59,9 +60,13 @@ class Most(NamedTuple):
 
 
 def capture_described(state: object, places: Mapping[type, Place], most: Most) -> tuple[Captured, list[CannotStore]]:
-    """Return a captured described state, and the refused values in it, whose nodes are null."""
-    # `state`: containers and plain values of Python, and descriptions. `places`: for the type of each description what
-    # it is; what is of no such type is refused.
+    """Return a captured described state, and the refused values in it, whose nodes are null.
+
+    Args:
+        state: Containers and plain values of Python, and descriptions.
+        places: Type of a description -> function that returns its form. Values of any other type are refused.
+        most: The limits for the result.
+    """
     walk = _DescribedWalk(places, most)
     node = walk.node(state, "", 1)
     return walk.captured(node), walk.refused
@@ -77,7 +82,8 @@ class _DescribedWalk(Walk):
 
     def node(self, value: Any, path: str, depth: int) -> Node:
         if isinstance(value, str | bytes):
-            # Before it is walked: a pickle refers to one list at many places, and each level doubles what comes out.
+            # Count a value before it is walked. A pickle may refer to one list at many places, so that each level
+            # doubles the result.
             self._count(nbytes=len(value))
         elif isinstance(value, dict | set | frozenset):
             self._count(1 + len(value), sum(map(_weight, value)), names=len(path) * len(value))
@@ -86,7 +92,7 @@ class _DescribedWalk(Walk):
         return super().node(value, path, depth)
 
     def _count(self, values: int = 0, nbytes: int = 0, *, names: int = 0) -> None:
-        """Count a value before anything is created for it. `names` is counted where it is created."""
+        """Count a value before anything is created for it. `names` is only checked, because the walk counts it."""
         self._values += values
         self._nbytes += nbytes
         most = self._most
@@ -96,7 +102,7 @@ class _DescribedWalk(Walk):
             raise TooMuchDescribed(f"it has more than {REFUSED_MOST} values that cannot be loaded")
 
     def refused_key(self, key: object, path: str, reason: str) -> CannotStore:
-        if type(key) in self._places:  # then its type is ours, and its text says what it is
+        if type(key) in self._places:  # a type of ckstore, whose `repr` describes the value
             return CannotStore(path, f"a key, {key!a:.200}, which {reason}, cannot be loaded")
         return super().refused_key(key, path, reason)
 

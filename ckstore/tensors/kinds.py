@@ -57,7 +57,7 @@ class Stateful(Protocol):
 
 
 def is_stateful(value: object) -> TypeGuard[Stateful]:
-    """Whether `value` has both methods. Plain containers and classes never count."""
+    """Whether `value` has both methods of `Stateful`. Plain containers and classes never count."""
     return (
         type(value) not in _NEVER
         and not isinstance(value, type)
@@ -73,7 +73,7 @@ def is_module(value: object) -> bool:
 
 
 def is_optimizer(value: object, *, own_load: bool = False) -> bool:
-    """Whether `value` is a torch optimizer with torch's own `load_state_dict`, or with any if `own_load`."""
+    """Whether `value` is a torch optimizer with torch's own `load_state_dict`, or with its own if `own_load`."""
     kind: Any = getattr(sys.modules.get("torch.optim"), "Optimizer", None)
     if kind is None or not isinstance(value, kind):
         return False
@@ -84,7 +84,7 @@ def is_optimizer(value: object, *, own_load: bool = False) -> bool:
 def state_of(value: Stateful, path: str) -> object:
     """Return the state of an object."""
     state = value.state_dict()
-    # Otherwise an object that returns itself as its state would be asked forever.
+    # Without this check, an object that returns itself as its state would cause an endless loop.
     if is_stateful(state):
         reason = f"state_dict() of {type_name(type(value))} returned a {type_name(type(state))}"
         raise CannotStore(path, reason, hint="let it return a dict of values")

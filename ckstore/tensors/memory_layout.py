@@ -7,54 +7,64 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-# A cache line, and a multiple of every dtype's size: a mapped tensor is aligned.
-PLACE_BYTES = 64  # parts of a storage begin at multiples of this, like pieces in a pack
+# This is the size of a cache line, and a multiple of the item size of every dtype, so that a mapped tensor is aligned.
+PLACE_BYTES = 64
+"""The alignment of parts in a storage and of pieces in a pack, in bytes. See `keep_parts` for the place of a part."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeptSpan:
     """A range of bytes of live memory that is kept."""
 
-    # `start` and `stop`: Bytes from the start of the live memory.
+    # `start` and `stop` are offsets in the live memory, in bytes.
     start: int
     stop: int
-    place: int  # bytes from the start of the storage that keeps it
+    place: int  # offset in the storage that keeps the range, in bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Region:
     """Memory of the process that the elements of one tensor or array fill, without a gap."""
 
-    address: int  # of its first byte
+    address: int  # address of its first byte
     nbytes: int  # its size
-    memory: Any  # its bytes, writable; `DeviceMemory` where it lies on a device
+    memory: Any  # its writable bytes, or a `DeviceMemory` if it is on a device
 
 
 def row_major(shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the strides, in elements, of a contiguous row-major tensor, as torch gives them."""
+    """Return the strides, in elements, of a contiguous row-major tensor, like torch."""
     strides = []
     step = 1
     for size in reversed(shape):
         strides.append(step)
-        # As torch does for sizes of 0; a zero would make all strides before it 0.
+        # Like torch, count a size of 0 as 1. Otherwise, all strides before it would be 0.
         step *= size or 1
     return tuple(strides[::-1])
 
 
 def span_elements(shape: Sequence[int], strides: Sequence[int]) -> int:
-    """Return the number of elements from the first to the last one, both included; 0 without elements."""
-    # `strides` are in elements and not negative.
+    """Return the number of elements from the first to the last one, both included; 0 without elements.
+
+    `strides` are in elements, and must not be negative.
+    """
     if 0 in shape:
         return 0
     return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
 
 
 def keep_parts(spans: Iterable[tuple[int, int]], align_bytes: int) -> tuple[list[KeptSpan], int]:
-    """Merge spans that overlap or touch, and place the results one after another."""
-    # So views that share memory keep sharing it, and the memory that no view covers is not stored. `spans`: (start,
-    # stop) of each view, in bytes of the live memory; none is empty. `align_bytes`: A power of two, at most
-    # `PLACE_BYTES`; each part keeps its position modulo this, so that every element stays aligned to its own size.
-    # Returns: the parts, by rising start, and the size in bytes of the storage that holds them.
+    """Merge spans that overlap or touch into parts, and place the parts in a storage one after another.
+
+    Thus views that share memory still share it, and memory that no view covers is not stored.
+
+    Args:
+        spans: Start and stop of each view, in bytes of the live memory. No span is empty.
+        align_bytes: A power of two, at most `PLACE_BYTES`. A part that starts at `start` in live memory is placed at a
+            multiple of `PLACE_BYTES` plus `start % align_bytes`, so that each element stays aligned to its own size.
+
+    Returns:
+        The parts, in ascending order of their start, and the size of the storage in bytes.
+    """
     parts: list[KeptSpan] = []
     size = 0
     merged: list[tuple[int, int]] = []
@@ -79,8 +89,11 @@ def part_at(parts: Sequence[KeptSpan], start: int) -> KeptSpan:
 
 
 def may_overlap(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether two elements may share a place in memory (`expand`, `unfold`)."""
-    # False is certain. True is not for layouts that interleave dimensions, which no program makes.
+    """Whether two elements may share a place in memory, as after `expand` or `unfold`.
+
+    A result of False is always correct. True can be wrong for layouts that interleave dimensions, which do not occur in
+    practice.
+    """
     reach = 0
     for stride, size in sorted((t, n) for n, t in zip(shape, strides, strict=True) if n > 1):
         if stride <= reach:
@@ -91,7 +104,7 @@ def may_overlap(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 @dataclass(slots=True)
 class StorageMemory:
-    """The bytes of one storage, to be filled before leaves are made of it."""
+    """The bytes of one storage, which must be filled before leaves are made from them."""
 
-    owner: object  # A flat uint8 tensor or array, or, for bytes and str, a buffer. Leaves keep it alive.
+    owner: object  # a flat uint8 tensor or array, or a buffer for bytes and str; leaves keep it alive
     view: memoryview  # all of its bytes, writable

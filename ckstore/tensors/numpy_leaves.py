@@ -22,7 +22,7 @@ _GIL_KEPT_BYTES = 64 * 2**10
 
 
 class ArraySource(BytesSource):
-    """The bytes of one array; see `source.ByteSource`. NumPy does not count modifications."""
+    """The bytes of one array; see `captured.ByteSource`. Modifications are not detected."""
 
     __slots__ = ()
 
@@ -43,7 +43,7 @@ class ArrayParts(NamedTuple):
 def take_apart(array: npt.NDArray[Any], path: str) -> ArrayParts:
     """Return an array as a leaf; memory in C or Fortran order is not copied."""
     dtype = _check_dtype(array.dtype, path)
-    # A memmap's own view would keep its class and its file.
+    # A view of the class memmap would keep the file of the memmap.
     plain = array.view(np.ndarray)
     if not plain.size:
         check_numbers(path, plain.shape)
@@ -54,7 +54,7 @@ def take_apart(array: npt.NDArray[Any], path: str) -> ArrayParts:
         flat = plain.T.reshape(-1)
         strides = tuple(reversed(row_major(plain.shape[::-1])))
     else:
-        # Windows with gaps or negative steps: only these are copied.
+        # Only arrays with gaps or negative steps are copied.
         flat = np.array(plain, order="C").reshape(-1)
     return ArrayParts(dtype, plain.shape, strides, ArraySource(path, flat.view(np.uint8).data.toreadonly()))
 
@@ -71,12 +71,12 @@ def make_array(leaf: LeafRecord, flat: Bytes) -> npt.NDArray[Any]:
 def flat_array(memory: StorageMemory) -> Bytes:
     """Return the bytes of a storage as an array without a copy, whatever kind of leaf it was made for."""
     owner = memory.owner
-    # Over a memoryview, an array would keep only what is below it, and that could be closed.
+    # A new array over the view would keep only the buffer below the view, which could be closed.
     return owner if isinstance(owner, np.ndarray) else bytes_in(memory.view)
 
 
 def encode_scalar(value: object, path: str) -> Node:
-    """Return the node of a NumPy scalar (`is_scalar`)."""
+    """Return the node of a NumPy scalar (`kinds.is_numpy_scalar`)."""
     scalar: Any = value
     if type(scalar) is np.str_ and fits_json(str(scalar)):
         return ["numpy.str_", str(scalar)]
@@ -101,10 +101,10 @@ def takes(target: object, leaf: LeafRecord) -> bool:
     if not isinstance(target, np.ndarray) or leaf.kind != "numpy":
         return False
     same = target.dtype.str == leaf.dtype and target.shape == leaf.shape
-    # A read-only array, as of a mapping, cannot be filled: it is replaced.
+    # A read-only array, such as one over a mapping, cannot be filled. It is replaced.
     if not same or not target.flags.writeable:
         return False
-    # Of one that lies in itself, as windows do, the last element written to a place would be that of all.
+    # If elements overlap, as in sliding windows, writing one element would change others.
     steps = tuple(abs(step) // max(1, target.itemsize) for step in target.strides)
     return bool(target.flags.c_contiguous) or not may_overlap(target.shape, steps)
 
@@ -133,12 +133,12 @@ def fill(target: npt.NDArray[Any], found: object) -> int:
     """Copy the values of an array of the same dtype and shape into `target`, bit for bit; return 0."""
     values: Any = found
     np.copyto(target, values, casting="no")
-    return 0  # none is out of the range of its own dtype
+    return 0  # no value is out of the range of its own dtype
 
 
 def copy_bytes(source: memoryview, out: memoryview) -> None:
     """Copy bytes between buffers of one size. Other threads run during a long copy."""
-    if source.nbytes <= _GIL_KEPT_BYTES:  # giving the interpreter away and taking it back would take longer
+    if source.nbytes <= _GIL_KEPT_BYTES:  # releasing the GIL would take longer than the copy
         out[:] = source
     else:
         np.copyto(np.frombuffer(out, np.uint8), np.frombuffer(source, np.uint8))
@@ -174,7 +174,14 @@ def _dtype_hint(dtype: np.dtype[Any]) -> str:
 
 
 def copy_common(source: memoryview, block: Block, out: memoryview, wanted: Block) -> None:
-    """Copy the elements common to `block` and `wanted` from `source` into `out`, which have these blocks, row-major."""
+    """Copy the elements common to two blocks.
+
+    Args:
+        source: The row-major bytes of `block`.
+        block: The block to copy from.
+        out: The row-major bytes of `wanted`.
+        wanted: The block to copy to.
+    """
     common = block.meet(wanted)
     if common is None:
         return

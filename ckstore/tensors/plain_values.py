@@ -1,4 +1,4 @@
-"""Plain values other than Python's numbers and strings, as nodes, and values of torch and NumPy back."""
+"""Conversion of plain values other than Python's numbers and strings to nodes, and of nodes to plain values."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PLAIN: dict[type, Callable[[Any], Node]] = {
     PurePosixPath: encode_path,
     PureWindowsPath: encode_path,
 }
-"""By exact type. `python_values.NotStored` is raised for types that the format does not support."""
+"""Exact type -> function that returns the node of a value, or raises `python_values.NotStored`."""
 
 
 def is_named_tuple(value: object) -> bool:
@@ -82,8 +82,7 @@ def _of_torch(tag: str, held: Any) -> object:
             return torch.device(held)
         except RuntimeError as error:
             raise _unknown(tag, held) from error
-    # torch has functions by such names, too, and imports some modules when they are asked for.
-    # Not `getattr`, which imports modules of torch by name.
+    # torch also has functions with such names. `getattr` would import modules of torch by name.
     value = vars(torch).get(held)
     if type(value) is not getattr(torch, tag.removeprefix("torch.")):
         raise _unknown(tag, held)
@@ -103,9 +102,11 @@ _CODE_OF = {"int64": "q", "float64": "d"}
 
 
 def pack_numbers(values: list[Any]) -> tuple[str, bytes, int] | None:
-    """Return dtype, bytes and length of a long list whose items are all int, float or bool, or None."""
-    # Each item keeps all its bits. Integers beyond 64 bits stay what they are. The length is that of what was packed:
-    # another thread may add to the list meanwhile, as one that logs losses does.
+    """Return dtype, bytes and length of a long list whose items are all int, all float or all bool.
+
+    Each item keeps all its bits. The length is the number of packed items, because another thread may append to the
+    list meanwhile. Return None for any other list, and for integers of more than 64 bits.
+    """
     if len(values) < NUMBERS_FROM_COUNT or type(values[0]) not in _CODES:
         return None
     kind = type(values[0])

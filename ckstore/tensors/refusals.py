@@ -57,15 +57,18 @@ _HINTS_BY_ATTRIBUTE = (
     ("model_dump", "store value.model_dump()"),
     ("__attrs_attrs__", "store attrs.asdict(value)"),
 )
-"""Attributes that a decorator or base class of a library adds to a class."""
+"""An attribute that a decorator or base class of a library adds to a class, with the hint for its objects."""
 
 
 _HEAP_TYPE, _NOT_MADE = 1 << 9, 1 << 7
-"""Flags of a type (Include/object.h): it was made by a class statement; it cannot be called."""
+"""Flags of a type (Include/object.h). The first marks types that a class statement made, the second abstract types."""
 
 
 def check_numbers(path: str, shape: Sequence[int], strides: Sequence[int] = ()) -> None:
-    """Raise if a manifest may not contain these numbers. Only tensors without that many bytes can have them."""
+    """Raise if a manifest may not contain these sizes and strides.
+
+    Only a tensor with fewer bytes than elements, such as an expanded or an empty one, can have such numbers.
+    """
     most = max((*shape, *strides), default=0)
     if most > SAFE_INT:
         reason = f"sizes and strides are at most 2^53, found {most}: it cannot be stored"
@@ -105,7 +108,7 @@ def type_name(kind: type) -> str:
 
 def is_made_of_fields(kind: Any) -> bool:
     """Whether an object of a class consists only of its attributes, without being a dict, list or Tensor."""
-    # One with a `state_dict` is that instead.
+    # An object with `state_dict` is stored as that state instead.
     if not isinstance(kind, type) or not kind.__flags__ & _HEAP_TYPE or kind.__flags__ & _NOT_MADE:
         return kind is types.SimpleNamespace
     made_by: Any = kind.__new__

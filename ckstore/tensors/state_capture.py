@@ -50,8 +50,9 @@ if TYPE_CHECKING:
 __all__ = ["Captured", "capture"]
 
 _CONTAINERS = frozenset((dict, list, tuple, OrderedDict, Counter, defaultdict, deque))
-BYTES_INLINE_MAX = 256
-STR_INLINE_MAX = 4096  # longer values are leaves: bytes by their count, strings by their characters
+# Longer values are leaves.
+BYTES_INLINE_MAX = 256  # in bytes
+STR_INLINE_MAX = 4096  # in characters
 
 
 def _itself(value: Node) -> Node:
@@ -68,15 +69,24 @@ _SCALARS: dict[type, Callable[[Any], Node]] = {
 
 
 def capture(state: object, *, after: object = None, waited: Collection[object] = ()) -> Captured:
-    """Return the nodes, the leaves and the sources of a state."""
-    # The sources look at live memory: a change of the state before they are read changes what is read. Objects with
-    # `state_dict` and `load_state_dict` are taken as their `state_dict()`. Raises CannotStore: values are of a type
-    # that the format does not hold, contain themselves, or are nested too deep; the error has the paths of all, and
-    # says what to do. `after`: an event of a device: the state is there when the current streams come behind it. None:
-    # this waits for everything that was queued on the devices of the state, but for those that the caller `waited` for.
+    """Return the nodes, the leaves and the sources of a state.
+
+    The sources read live memory, so a change of the state before they are read also changes the bytes that are read. An
+    object with `state_dict` and `load_state_dict` is stored as its `state_dict()`.
+
+    Args:
+        state: The state.
+        after: An event of a device after which the state is complete. The current streams wait for it. If None, this
+            function waits for all queued work of the devices of the state.
+        waited: The devices for which the caller has already waited.
+
+    Raises:
+        CannotStore: Values have a type that the format does not support, contain themselves, or are nested too deep.
+            The error has the paths of all these values, and what to do.
+    """
     walk = Walk()
     node = walk.node(state, "", 1)
-    # All of them at once: a state with ten such values must not take ten failed saves to be mended.
+    # Report all values at once, so that correcting a state with ten such values does not take ten failed saves.
     if walk.refused:
         raise CannotStore.of(walk.refused)
     walk.place_tensors(after, waited)
@@ -95,9 +105,10 @@ def _factory_of(value: Any, path: str) -> str | None:
 
 
 class Walk:
-    """One pass over a state. Storages are numbered in the order of their first leaves."""
+    """One pass over a state. Storages are numbered in the order of their first leaves.
 
-    # Tensors are placed after it, when all that share a memory are known.
+    Tensors are placed after the pass, when all tensors that share memory are known.
+    """
 
     def __init__(self) -> None:
         self.leaves: dict[int, LeafRecord] = {}
@@ -109,8 +120,8 @@ class Walk:
         self.left_out: list[str] = []
         self._owners: list[type] = []  # the classes of the objects whose `state_dict` is being walked
         self._open: set[int] = set()
-        self._optimizer_state: str | tuple[()] = ()  # how the paths begin of what the latest optimizer keeps
-        # Classes that were admitted as plain: tens of thousands of tensors are not asked again whether they come apart.
+        self._optimizer_state: str | tuple[()] = ()  # the start of all paths in the state of the latest optimizer
+        # Classes of tensors that have no parts, so that tens of thousands of tensors are not checked for parts again.
         self._tensor_kinds: set[type] = set()
         self._admission: Admission | None = None
         self._tensors: dict[int, list[tuple[int, Admitted]]] = {}
@@ -123,33 +134,33 @@ class Walk:
         return Captured(node, leaves, sources, name_chars=self.name_chars, left_out=tuple(self.left_out))
 
     def place_tensors(self, after: object = None, waited: Collection[object] = ()) -> None:
-        """Set the places of all tensors, after the walk."""
+        """Set the sources and the leaves of all tensors, after the walk."""
         if not self._tensors:
             return
         from ckstore.tensors import torch_leaves
 
         every = [admitted for numbered in self._tensors.values() for _, admitted in numbered]
-        # CUDA kernels that were queued before the save must have written the tensors that are read now.
+        # CUDA kernels that were queued before the save must end before the tensors are read.
         written = torch_leaves.wait_for(every, after, waited)
         for storage, numbered in self._tensors.items():
-            # Only now all tensors over one memory are known, so only now it is known what of it they cover together.
+            # All tensors that share a memory are known now, and therefore also the part of it that they cover.
             members = [admitted for _, admitted in numbered]
             self.sources[storage], leaves = torch_leaves.place(members, storage)
             for (index, _), leaf in zip(numbered, leaves, strict=True):
                 self.leaves[index] = leaf
-        if after is None:  # else what follows is queued behind it
+        if after is None:  # otherwise, later work is queued behind the event
             torch_leaves.wait_for_placing(written)
 
     def node(self, value: Any, path: str, depth: int) -> Node:
         """Return the node of a value with this path."""
-        # The exact type: a subclass may hold more than its base, and would come back as the base without it.
+        # Compare the exact type. A subclass may have more data than its base class, which would be lost.
         kind = type(value)
         scalar = _SCALARS.get(kind)
-        # The most common kinds first: this runs for each of up to millions of values.
+        # Check the most common kinds first, because a state may have millions of values.
         if kind is str:
             if len(value) <= STR_INLINE_MAX and fits_json(value):
                 return value
-            # Lone surrogates are legal in Python's strings, as in names of files; strict UTF-8 would refuse them.
+            # Strings of Python may have lone surrogates, for example in names of files. Strict UTF-8 would refuse them.
             return self._text("str", path, value.encode("utf-8", "surrogatepass"))
         if kind is bytes:
             return encode_bytes(value) if len(value) <= BYTES_INLINE_MAX else self._text("bytes", path, value)
@@ -164,7 +175,7 @@ class Walk:
             return self.foreign(value, path, depth)
         except NotStored as error:
             self.refused.append(CannotStore(path, f"{error} cannot be stored", hint=error.hint))
-        except CannotStore as error:  # go on: all that cannot be stored is said at once
+        except CannotStore as error:  # continue, so that all values that cannot be stored are reported at once
             self.refused.append(error)
         return None
 
@@ -172,13 +183,13 @@ class Walk:
         if depth > MAX_DEPTH or id(value) in self._open:
             reason = "contains itself" if id(value) in self._open else f"nested deeper than {MAX_DEPTH}"
             raise CannotStore(path, f"{reason} and cannot be stored", hint="store a flatter state")
-        # A list of a million numbers (a sampler's order) as nodes would be the largest part of a manifest.
+        # As nodes, a list of a million numbers (the order of a sampler) would be the largest part of a manifest.
         if type(value) is list and (packed := pack_numbers(value)) is not None:
             dtype, data, count = packed
             leaf = LeafRecord(path, "numbers", dtype, (count,), self.storage_count)
             return self._alone(leaf, BytesSource(path, data))
         self.name_chars += len(path) * len(value)
-        # Only the values on the way down: one value may be at two places, but not inside itself.
+        # A value may be at two places but not inside itself, so `_open` has only the values that contain this one.
         self._open.add(id(value))
         try:
             return self._dict(value, path, depth) if isinstance(value, dict) else self._sequence(value, path, depth)
@@ -190,7 +201,7 @@ class Walk:
             scalar(item)
             if (scalar := _SCALARS.get(type(item))) is not None
             else self.node(item, join_index(path, index), depth + 1)
-            for index, item in enumerate([*value])  # at once: another thread may append to a deque of losses
+            for index, item in enumerate([*value])  # copied, as another thread may append to a deque
         ]
         if type(value) is deque:
             return ["deque", items, value.maxlen]
@@ -198,8 +209,8 @@ class Walk:
 
     def _dict(self, value: dict[Any, Any], path: str, depth: int) -> Node:
         pairs = []
-        for key, item in list(value.items()):  # at once: another thread may add a key meanwhile
-            # Almost every key of a state: a plain string, which stands for itself.
+        for key, item in list(value.items()):  # copied, because another thread may add a key meanwhile
+            # Almost every key of a state is an ASCII string, which is its own node.
             if type(key) is str and key.isascii():
                 pairs.append([key, self.node(item, join_key(path, key), depth + 1)])
                 continue
@@ -208,7 +219,7 @@ class Walk:
             except ValueError as error:
                 self.refused.append(self.refused_key(key, path, str(error)))
                 continue
-            # As pairs, not as a JSON object: keys may be integers or tuples, and their order is part of the state.
+            # A JSON object would not be sufficient, because keys may be integers or tuples, and their order counts.
             pairs.append([own, self.node(item, join(path, key), depth + 1)])
         kind = type(value)
         if kind is OrderedDict:
@@ -227,7 +238,7 @@ class Walk:
             return None
         before = self.leaf_count
         node = self.node(dict(attributes), path, depth + 1)
-        # Attributes have no name by which such a leaf could be found, selected or compared.
+        # A leaf in an attribute would have no name by which it could be found, selected or compared.
         if self.leaf_count > before:
             names = ", ".join(attributes)
             reason = f"the attributes ({names}) of an OrderedDict hold tensors, arrays or long values"
@@ -290,11 +301,11 @@ class Walk:
 
             self._admission = torch_leaves.Admission()
         admitted = self._admission.admit(value, path)
-        # What begins with an underscore is for the library that set it; torch itself marks tensors for its compiler.
+        # An attribute that begins with an underscore is private to a library. torch marks tensors for its compiler.
         if vars(value) and (names := [name for name in vars(value) if not name.startswith("_")]):
             self.left_out.append(f"attributes of {plain(path)} are not stored ({', '.join(names)})")
         self._tensor_kinds.add(type(value))
-        # By memory, not by object: tied weights and views over one buffer stay one after a load.
+        # Tensors with the same memory get the same storage, so that tied weights and views are still tied after a load.
         storage = self.memories.get(admitted.memory) if admitted.memory is not None else None
         if storage is None:
             storage = self.next_storage()
@@ -335,7 +346,7 @@ class Walk:
         pairs = self._named(apart.tensors, path, depth)
         before, refused = self.leaf_count, len(self.refused)
         extra = self.node(apart.extra, path, depth + 1)
-        for i, error in enumerate(self.refused[refused:], refused):  # by the name that the tensor has in the state
+        for i, error in enumerate(self.refused[refused:], refused):  # name the tensor of the state instead
             reason = f"a {apart.kind}, which is built from {error.message.partition(': ')[2]}"
             self.refused[i] = CannotStore(path, reason, hint=error.hint)
         if self.leaf_count > before:

@@ -1,6 +1,6 @@
 """Build a state from its nodes, its leaves and the memory of its storages.
 
-It needs manifests that `model/manifest/parse` has checked. torch and NumPy are imported only for their leaves.
+The manifest must have been checked by `model/manifest/parse`. torch and NumPy are imported only for their leaves.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from ckstore.tensors.plain_values import unpack_numbers, value_of
 
 Keep = Callable[[str], bool]
 _ABSENT = object()
-# Two huge pages at least; huge ones everywhere were twice as slow where the host must give memory back (docs/adr/0007).
+# This is the size of two huge pages. With huge pages for all memory, loads were twice as slow on a virtual machine that
+# returns free memory to its host (docs/adr/0007).
 _HUGE_FROM_BYTES = 4 * 2**20
 
 
@@ -32,13 +33,13 @@ class TensorSink(Protocol):
     """The place where the tensors of a load are made."""
 
     def allocate(self, sizes: Mapping[int, int]) -> Mapping[int, Any]:
-        """Return memory there that a load fills directly, for large storages of tensors; empty if that is host memory.
+        """Return memory for large storages of tensors, which a load fills directly. Empty if this is host memory.
 
-        Each has the interface of `pieces.Memory`, and a method `storage`.
+        Each value has the interface of `pieces.Memory`, and a method `storage`.
         """
 
     def placed(self, kind: LeafKind, memory: StorageMemory) -> StorageMemory:
-        """Return the filled memory of a storage there: itself, or a copy. Only that of tensors is copied."""
+        """Return the filled memory of a storage at this place, which may be a copy. Only tensors are copied."""
 
 
 class HostSink:
@@ -72,17 +73,23 @@ def sink_of(location: object, leaves: Sequence[LeafRecord]) -> TensorSink:
 
 
 def build(
-    state: Node,  # the root node
-    leaves: Sequence[LeafRecord],  # all leaves of the manifest
+    state: Node,
+    leaves: Sequence[LeafRecord],
     memory: Callable[[int], StorageMemory],
     *,
-    sink: TensorSink = HOST,  # where tensors are made; each storage is moved once, so what was tied stays tied
+    sink: TensorSink = HOST,
     keep: Keep | None = None,
 ) -> object:
-    """Return the value of `state`."""
-    # `memory`: gives the filled memory of a storage; asked once for each of `needed_storages`. `keep`: Says by name
-    # which leaves and plain values are wanted; None: all. The others are left out of dicts, with the containers that
-    # would be empty, and None in lists and tuples.
+    """Return the value of `state`.
+
+    Args:
+        state: The root node.
+        leaves: All leaves of the manifest.
+        memory: Returns the filled memory of a storage. Called once for each of `needed_storages`.
+        sink: Where tensors are made. Each storage is moved once, so that tied tensors are still tied.
+        keep: Selects leaves and plain values by name. If None, all are selected. Dicts omit other values, and
+            containers that would be empty. In lists and tuples, these are replaced by None.
+    """
     made = LeafMaker(leaves, memory, sink)
     return build_with(state, made.leaf, leaves, keep)
 
@@ -101,7 +108,7 @@ def build_with(
     except BadInput:
         if keep is not None:
             raise
-        # Names are only made where they are selected by; the error is to have the name.
+        # Names are built only for a selection. Build the state again with names, so that the error has the name.
         value = _Building(leaf, leaves, lambda _: True).value(state, path)
     if value is _ABSENT:
         return {} if isinstance(state, list) and state[0] in DICTS else None
@@ -126,8 +133,8 @@ def allocate(kind: LeafKind, nbytes: int) -> StorageMemory:
         memory = _fresh(kind, nbytes)
         if memory.view.nbytes >= _HUGE_FROM_BYTES:
             prefer_huge_pages(memory.view)
-    # torch says RuntimeError, NumPy ValueError or MemoryError: callers catch one.
-    except (MemoryError, OverflowError, RuntimeError, TypeError, ValueError) as error:  # torch, NumPy and Python differ
+    # torch, NumPy and Python raise different errors. Callers only catch MemoryError.
+    except (MemoryError, OverflowError, RuntimeError, TypeError, ValueError) as error:
         raise MemoryError(f"{nbytes} bytes for one storage could not be allocated") from error
     return memory
 
@@ -149,9 +156,13 @@ def _fresh(kind: LeafKind, nbytes: int) -> StorageMemory:
 
 
 def wrap(kind: LeafKind, view: memoryview) -> StorageMemory:
-    """Return the memory of a storage in `view`, without a copy."""
-    # `kind`: kind of the leaves that will be made of it. `view`: Bytes of a writable buffer, such as a mapping. It
-    # stays exported, so that it cannot be closed, for as long as one of the leaves lives.
+    """Return the memory of a storage in `view`, without a copy.
+
+    Args:
+        kind: The kind of the leaves that will be made from the storage.
+        view: Bytes of a writable buffer, such as a mapping. The buffer remains exported for as long as one of the
+            leaves exists, so that it cannot be closed.
+    """
     if not view:
         return allocate(kind, 0)
     owner: Any = view
@@ -180,20 +191,22 @@ class LeafMaker:
     def leaf(self, index: int) -> object:
         """Return the value of leaf `index`."""
         leaf = self._leaves[index]
-        # A tensor without elements names a storage that may be of any other: it must not be read for it.
+        # The storage of a tensor without elements may belong to another leaf, and must not be read for this one.
         if is_empty(leaf):
             return make_leaf(leaf, self._sink.placed(leaf.kind, allocate(leaf.kind, 0)))
         memory = self._got.get(leaf.storage)
         if memory is None:
             memory = self._sink.placed(leaf.kind, self._memory(leaf.storage))
-            # Once for each storage: a second copy would untie what is tied.
+            # With a second copy of a storage, tied tensors would no longer be tied.
             self._got[leaf.storage] = memory
         return make_leaf(leaf, memory)
 
 
 def make_leaf(leaf: LeafRecord, memory: StorageMemory) -> object:
-    """Return the tensor, array, bytes or string of a leaf."""
-    # Tensors and arrays share `memory`, which must be of the leaf's kind (`allocate`) and filled.
+    """Return the tensor, array, bytes or string of a leaf.
+
+    Tensors and arrays share `memory`, which must be filled and have the kind of the leaf (`allocate`).
+    """
     if leaf.kind == "torch":
         from ckstore.tensors import torch_leaves
 
@@ -221,7 +234,7 @@ class _Building:
         self._leaf = leaf
         self._leaves = leaves
         self._keep = keep
-        self._within = within  # whose attributes these are: what they hold has no names
+        self._within = within  # name of the value whose attributes are built, because attributes have no names
 
     def value(self, node: Node, path: str) -> Any:
         tag = node[0] if isinstance(node, list) else None
@@ -235,7 +248,7 @@ class _Building:
             return node
         if tag == "leaf":
             return self._leaf(node[1])
-        if tag == "float":  # most of what is plain: learning rates, losses
+        if tag == "float":  # most plain values, such as learning rates and losses
             return decode_float(node[1])
         if tag == "enum":
             return named_objects.member_of(node[1], node[2], path or self._within)
@@ -275,7 +288,7 @@ class _Building:
         return _ABSENT if self._is_absent(path, was_empty=was_empty, is_empty=not out) else out
 
     def _is_absent(self, path: str, *, was_empty: bool, is_empty: bool) -> bool:
-        """Whether a container is not selected: an empty one by its own name, another by its content."""
+        """Whether a container is not selected. An empty one is selected by its own name, any other by its content."""
         if self._keep is None:
             return False
         return not self._keep(path) if was_empty else is_empty
@@ -300,7 +313,7 @@ class _Building:
         absent = [own for own, part in parts.items() if part is _ABSENT]
         if self._is_absent(path, was_empty=not parts, is_empty=len(absent) == len(parts)):
             return None
-        # Half a sparse tensor is not a tensor: torch would fail on it later, and say nothing of the selection.
+        # With only some parts of a sparse tensor, torch would fail later, and the error would not name the selection.
         if absent:
             msg = f"{path or 'the state itself'} is one {kind}, of the parts {', '.join(parts)}"
             raise BadInput(msg, hint="select all of them, or none")
@@ -309,9 +322,9 @@ class _Building:
     def _ordered(self, node: Node, path: str) -> Any:
         out = self._dict(OrderedDict(), node[1], path)
         if out is not _ABSENT and node[2] is not None:
-            # Attributes have no names to select by; they go with their dict.
+            # Attributes have no names that could be selected, so they are loaded with their dict.
             attributes: Any = _Building(self._leaf, self._leaves, None, path).value(node[2], "")
-            # Not `setattr`: a name may be that of a method of dict, as `copy`, which must not be run or refused.
+            # `setattr` is not used, because an attribute may have the name of a method of dict, such as `copy`.
             vars(out).update(attributes)
         return out
 

@@ -17,13 +17,13 @@ _WHOLE = {1: "u1", 2: "u2", 4: "u4", 8: "u8"}
 class ElementBox:
     """A box of elements of a tensor."""
 
-    # `starts` and `stops`: Its indexes in each dimension.
+    # The first index of the box in each dimension, and the index after its last.
     starts: tuple[int, ...]
     stops: tuple[int, ...]
-    # `low` and `high`: The bytes of the storage that its elements lie in.
+    # Its elements are in the bytes from `low` to `high` of the storage.
     low: int
     high: int
-    first: int  # byte of the storage at which its first element lies
+    first: int  # offset of its first element in the storage, in bytes
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -34,8 +34,11 @@ class ElementBox:
 def blocks(
     shape: tuple[int, ...], strides: tuple[int, ...], offset: int, item_bytes: int, most_bytes: int
 ) -> Iterator[ElementBox]:
-    """Cut a tensor into boxes of at most `most_bytes`, in the storage and gathered, and of at least one element."""
-    # Where elements of one box do not lie between those of another, the boxes come by rising `low`.
+    """Cut a tensor into boxes of at most `most_bytes`, both in the storage and when gathered.
+
+    A box has at least one element. The boxes are in ascending order of `low`, unless elements of one box are between
+    elements of another.
+    """
     todo = [((0,) * len(shape), shape)]
     while todo:
         starts, stops = todo.pop()
@@ -53,7 +56,7 @@ def blocks(
             yield _block(starts, stops, strides, offset, item_bytes)
             continue
         cuts = range(starts[at], stops[at], min(step, sizes[at] - 1))
-        for cut in reversed(cuts) if strides[at] >= 0 else cuts:  # the last is taken first
+        for cut in reversed(cuts) if strides[at] >= 0 else cuts:  # the last item of `todo` is cut first
             until = min(cut + cuts.step, stops[at])
             todo.append(((*starts[:at], cut, *starts[at + 1 :]), (*stops[:at], until, *stops[at + 1 :])))
 
@@ -83,17 +86,20 @@ def gather(block: ElementBox, strides: tuple[int, ...], item_bytes: int, data: m
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """The place of the elements of a block in the row-major tensor: ranges of bytes without a gap."""
+    """The places of the elements of a block in the row-major tensor, as contiguous runs of bytes.
 
-    starts: tuple[range, ...]  # first byte of each, relative to the tensor, one range for each dimension: their sums
-    nbytes: int  # length of each
+    Iterating yields the offset of each run in the tensor, in bytes.
+    """
+
+    starts: tuple[range, ...]  # one range for each dimension; an offset is the sum of one item of each range
+    nbytes: int  # length of each run
 
     def __iter__(self) -> Iterator[int]:
         return map(sum, itertools.product(*self.starts))
 
 
 def runs_of(block: ElementBox, shape: tuple[int, ...], item_bytes: int) -> Runs:
-    """Return the place of a block in a tensor of that shape."""
+    """Return the places of a block in a tensor of this shape."""
     run_bytes = item_bytes
     at = len(shape)
     while at and (block.starts[at - 1], block.stops[at - 1]) == (0, shape[at - 1]):

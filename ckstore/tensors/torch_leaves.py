@@ -39,35 +39,37 @@ class Admitted:
 
     def __init__(self, name: str, tensor: torch.Tensor, live: torch.Tensor) -> None:
         self.name = name  # its path in the state
-        # Inference tensors have no counter of writes: to ask for it raises.
-        # The tensor of the state and its version when it was captured; None: not counted.
+        # The tensor of the state and its version when it was captured. None for an inference tensor, which has no
+        # counter of writes.
         self.watched: Watched | None = None if live.is_inference() else (live, version_of(live))
         self.dtype = DTYPE_NAMES[tensor.dtype]  # its name in the format
         self.itemsize = TORCH_ITEMSIZE[self.dtype]  # bytes of an element
         self.storage, address = _storage_of(tensor, name)
         self.memory: Hashable = None  # equal for tensors that share memory; None if it has no elements
         self.start = self.stop = 0
-        # Each question to torch takes a tenth of a microsecond: none is asked twice of thousands of tensors.
+        # A state may have thousands of tensors, and each query of torch takes a tenth of a microsecond, so results are
+        # kept.
         self.elements = elements = tensor.numel()
         self.contiguous = contiguous = tensor.is_contiguous()
         self.shape = tuple(tensor.shape)
-        # Strided, on the CPU or a CUDA device, without pending conjugation or negation. What was asked stays true:
-        # a `state_dict()` that is called later in the walk may give the parameter other memory (``p.data = …``).
+        # It is strided, on the CPU or a CUDA device, and without pending conjugation or negation. If its strides are
+        # needed later, it is detached, because a `state_dict()` that is called later in the walk may give the parameter
+        # other memory (``p.data = …``).
         self.tensor = tensor if contiguous else tensor.detach()
-        # A stride of 2^60 over one element is legal in torch, and no manifest may say it.
-        if not (elements and contiguous):  # else it has no more elements than bytes
+        # A manifest may not contain a stride of 2^60, which torch allows for a single element.
+        if not (elements and contiguous):  # otherwise, it has no more elements than bytes
             check_numbers(name, tensor.shape, tensor.stride())
         if elements:
-            # `start` and `stop`: The bytes of its storage that its elements span; equal if it has none.
+            # Its elements span the bytes from `start` to `stop` of its storage.
             self.start = int(tensor.storage_offset()) * self.itemsize
             span = elements if contiguous else span_elements(tensor.shape, tensor.stride())
             self.stop = self.start + span * self.itemsize
-            # FSDP and offloading free the memory and leave the tensor: reading it would read other memory, or crash.
+            # FSDP and offloading free the memory and keep the tensor. Reading it would read other memory, or crash.
             if self.stop > self.storage.nbytes():
                 found = f"a storage of {self.storage.nbytes()} bytes, {self.stop} needed"
                 hint = "its memory was freed (FSDP, offloading); gather it before saving"
                 raise CannotStore(name, f"a tensor without its memory: {found}", hint=hint)
-            device = tensor.get_device()  # -1 is the CPU, a number one of CUDA: no others are admitted
+            device = tensor.get_device()  # -1 for the CPU, or the number of a CUDA device
             self.memory = address if device < 0 else (device, address)
 
 
@@ -88,7 +90,7 @@ class Admission:
             or _has_names(tensor)
         ):
             refuse_tensor(tensor, path)
-        # Conjugate and negative views hold other bits than their values: those are made plain first.
+        # Conjugate and negative views have other bits than their values, so they are resolved first.
         if (tensor.is_cpu or tensor.is_cuda) and not tensor.is_conj() and not tensor.is_neg():
             return Admitted(path, tensor, tensor)
         if tensor.is_meta:
@@ -100,17 +102,21 @@ class Admission:
         if kept is None:
             plain = tensor.detach().resolve_conj().resolve_neg()
             kept = tensor, plain if plain.device.type in ("cpu", "cuda") else plain.cpu()
-            self._copies[id(tensor)] = kept  # with the tensor, so that its id stays its own
+            self._copies[id(tensor)] = kept  # with the tensor, so that its id is not reused
         return kept[1]
 
 
 def place(members: Sequence[Admitted], storage: int) -> tuple[ByteSource, list[LeafRecord]]:
-    """Return the source and the leaves of tensors that share memory, or of a lone tensor."""
-    # `members`: all tensors of the state with the same `memory`. `storage`: the index that the storage will have.
+    """Return the source and the leaves of tensors that share memory, or of a lone tensor.
+
+    Args:
+        members: All tensors of the state with the same `memory`.
+        storage: The index that the storage will have.
+    """
     if len(members) > 1:
         return _place_shared(members, storage)
     lone = members[0]
-    # A transposed weight fills its span: kept as it lies, uncopied. A slice with gaps would store the gaps.
+    # A transposed weight fills its span, so its layout is kept, uncopied. With a slice, the gaps would also be stored.
     if not lone.contiguous and lone.stop - lone.start > lone.elements * lone.itemsize:
         source, leaf = place_row_major(lone, storage)
         return source, [leaf]
@@ -124,7 +130,7 @@ def place_row_major(lone: Admitted, storage: int) -> tuple[ByteSource, LeafRecor
     leaf = LeafRecord(lone.name, "torch", lone.dtype, lone.shape, storage)
     if not lone.contiguous and lone.tensor.is_cpu:
         return StridedSource(lone.name, as_bits(lone.tensor), lone.stop, _watched(lone)), leaf
-    # On a device one kernel brings the elements together, and what is read from there has to lie in one row.
+    # On a device, one kernel gathers the elements, because only contiguous bytes can be read from a device.
     tensor = lone.tensor if lone.contiguous else as_bits(lone.tensor).contiguous()
     start = lone.start if lone.contiguous else 0
     nbytes = lone.elements * lone.itemsize
@@ -139,7 +145,7 @@ def wait_for(
     members: Iterable[Admitted], after: object = None, waited: Collection[object] = ()
 ) -> Collection[torch.device]:
     """Wait for the queued work that may write to tensors, except on the devices in `waited`; return all devices."""
-    # Only for those devices: a process with eight GPUs does not wait for unsaved ones.
+    # A process with eight GPUs need not wait for those without saved tensors.
     devices = {member.tensor.device for member in members if not member.tensor.is_cpu}
     if devices:
         streams.wait(devices.difference(waited), after)
@@ -158,14 +164,14 @@ def make_tensor(leaf: LeafRecord, flat: torch.Tensor) -> torch.Tensor:
         msg = f"{leaf.name}: dtype {leaf.dtype} is not known to torch {torch.__version__}"
         raise BadInput(msg, hint="install a newer torch")
     dtype = DTYPES[leaf.dtype]
-    if dtype is torch.complex32:  # new_empty would warn that it is experimental; holding it is not
+    if dtype is torch.complex32:  # new_empty would warn that complex32 is experimental
         tensor = flat.new_empty(0, dtype=torch.float16).view(dtype)
     else:
         tensor = flat.new_empty(0, dtype=dtype)
     if 0 in leaf.shape:
         return tensor.resize_(leaf.shape)
     offset, rest = divmod(leaf.offset, TORCH_ITEMSIZE[leaf.dtype])
-    # torch counts offsets in elements: a damaged manifest must not round to a neighbour.
+    # torch counts offsets in elements. An offset in a damaged manifest must not be rounded to another element.
     if rest:
         raise BadInput(f"{leaf.name}: begins at byte {leaf.offset}, where {leaf.dtype} cannot begin")
     strides = row_major(leaf.shape) if leaf.strides is None else leaf.strides
@@ -180,7 +186,7 @@ def flat_tensor(memory: StorageMemory) -> torch.Tensor:
 
 def as_bits(tensor: torch.Tensor) -> torch.Tensor:
     """Return `tensor` as integers of the size of its elements, without gradient; it must not be conjugate."""
-    # Moving integers works for every dtype, changes no bit (of a bool that is neither 0 nor 1), and warns for none.
+    # Copying integers works for every dtype, without a warning, and changes no bit, not even those of an invalid bool.
     bits = _BITS.get(tensor.element_size())
     return tensor.detach() if bits is None else tensor.detach().view(bits)
 
@@ -191,17 +197,17 @@ def empty_bytes(nbytes: int) -> torch.Tensor:
 
 
 def bytes_in(view: memoryview) -> torch.Tensor:
-    """Return a flat tensor over `view`, which must not be empty and stays exported with it."""
+    """Return a flat tensor over `view`, which must not be empty, and remains exported while the tensor exists."""
     return torch.frombuffer(view, dtype=torch.uint8)
 
 
 def _place_shared(members: Sequence[Admitted], storage: int) -> tuple[ByteSource, list[LeafRecord]]:
     align_bytes = max(member.itemsize for member in members)
-    # Views keep their distances, so what shared memory shares it again after a load.
+    # Views keep their distances, so that they share memory again after a load.
     parts, size = keep_parts(((m.start, m.stop) for m in members), align_bytes)
-    # Two storages at one address need not be equally long (torch.from_numpy of two slices).
+    # Two storages at one address may have different lengths (torch.from_numpy of two slices).
     live = max((member.storage for member in members), key=lambda s: s.nbytes())
-    # Each view has a counter of its own base: a write through one need not show in another.
+    # Each view has the counter of its own base, so a write through one view may not change the counter of another.
     watched = [member.watched for member in members if member.watched is not None]
     leaves = []
     for member in members:
@@ -229,5 +235,5 @@ def _storage_of(tensor: torch.Tensor, path: str) -> tuple[torch.UntypedStorage, 
 
 
 def _has_names(tensor: torch.Tensor) -> bool:
-    named = getattr(tensor, "has_names", None)  # gone from torch 2.12 on
+    named = getattr(tensor, "has_names", None)  # removed in torch 2.12
     return named is not None and bool(named())

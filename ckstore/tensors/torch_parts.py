@@ -1,6 +1,6 @@
 """Tensors that consist of other tensors: sparse ones, and allowed subclasses. Imported only for these.
 
-`safe_classes` decides which classes are allowed. None is imported by its name.
+`safe_classes` decides which classes are allowed. No class is imported by its name.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ class TensorParts(NamedTuple):
 
     kind: str  # ``sparse_coo``, ``sparse_csr``, or the full name of its class
     tensors: dict[str, torch.Tensor]  # its parts by name
-    extra: object  # what else is needed to put them together; plain values
+    extra: object  # plain values that are also needed to build the tensor
 
 
 def take_apart(tensor: Any) -> TensorParts | None:
     """Return the parts of a tensor, or None if it is stored, or refused, as a whole."""
     plain = type(tensor) is torch.Tensor or type(tensor) is torch.nn.Parameter
     if plain and tensor.layout is torch.sparse_coo and not tensor.is_meta:
-        # `indices()` refuses an uncoalesced tensor; the raw parts give back the same one.
+        # `indices()` refuses an uncoalesced tensor. The raw parts restore the same tensor.
         found = tensor.detach()
-        parts = {"indices": found._indices(), "values": found._values()}  # noqa: SLF001 - the others are for coalesced ones
+        parts = {"indices": found._indices(), "values": found._values()}  # noqa: SLF001 - see above
         return TensorParts("sparse_coo", parts, (found.shape, found.is_coalesced()))
     if plain and tensor.layout is torch.sparse_csr and not tensor.is_meta:
         found = tensor.detach()
         parts = {"crow_indices": found.crow_indices(), "col_indices": found.col_indices(), "values": found.values()}
         return TensorParts("sparse_csr", parts, found.shape)
     kind = type(tensor)
-    # The protocol runs code of the class, at the save and at the load: only for classes that the user allowed.
+    # The protocol runs code of the class, at the save and at the load, so the user must have allowed the class.
     if plain or is_named_refused(kind) or not _has_protocol(kind) or not is_allowed(kind):
         return None
     names, context = tensor.__tensor_flatten__()
@@ -53,8 +53,8 @@ def without_location(extra: Node) -> Node:
 
 
 def at_location_of(parts: Mapping[str, object], extra: Node) -> Node:
-    """Return the data for reassembling parts, with the device of the parts in place of each other one."""
-    # It may repeat where the tensor was when it was saved, which may be a GPU that this machine does not have.
+    """Return the data for reassembling parts, with each device in it replaced by the device of the parts."""
+    # The data may contain the device at the save, which may be a GPU that this machine does not have.
     locations = {getattr(part, "device", None) for part in parts.values()}
     if len(locations) != 1:
         return extra
@@ -71,7 +71,7 @@ def put_together(kind: str, tensors: Mapping[str, object], extra: Any, path: str
     try:
         if kind == "sparse_coo":
             shape, coalesced = extra
-            # Checked: indices of a damaged or hostile checkpoint would make torch read and write beyond its memory.
+            # Without this check, indices of a damaged or hostile checkpoint could make torch access other memory.
             return torch.sparse_coo_tensor(
                 parts["indices"], parts["values"], shape, is_coalesced=bool(coalesced), check_invariants=True
             )

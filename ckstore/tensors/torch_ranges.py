@@ -1,4 +1,4 @@
-"""Values out of the range of a dtype, which a conversion makes infinite, the largest number, or any other one."""
+"""Values out of the range of a dtype. A conversion changes them to infinity, the largest number, or any number."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ def count_beyond(values: torch.Tensor, dtype: torch.dtype) -> int:
     if low <= own_low and own_high <= high and has_infinity >= own_infinity:  # no value can be beyond
         return 0
     values = _real(values.detach())
-    # One pass, and most often the only one: with a NaN among them both are NaN, and all are looked at.
+    # This pass is usually the only one. If a value is NaN, both results are NaN, and the values are counted below.
     smallest, largest = (float(one) for one in values.aminmax())
     if low <= smallest and largest <= high:
         return 0
-    # Wider: the limits would be rounded to the dtype of the values.
+    # In a narrow dtype, the limits would be rounded.
     values = values.float() if values.dtype in {torch.float16, torch.bfloat16} else values
     count = int((values < low).sum() + (values > high).sum())
     return count - int(values.isinf().sum()) if has_infinity and values.is_floating_point() else count
 
 
 def _real(values: torch.Tensor) -> torch.Tensor:
-    """Return values for which torch computes a maximum: the parts of complex numbers, narrow ones in a wider dtype."""
+    """Return values in a dtype for which torch computes a maximum, with complex numbers as pairs of real numbers."""
     if values.is_complex():
         values = torch.view_as_real(values.resolve_conj())
     if values.is_floating_point():

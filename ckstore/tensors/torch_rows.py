@@ -1,4 +1,4 @@
-"""Consecutive elements of a strided tensor, in row-major order, as views of it, to gather or fill them."""
+"""Views of consecutive elements of a strided tensor in row-major order, to gather or fill the elements."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 def views_of(tensor: torch.Tensor, first: int, count: int) -> Iterator[tuple[int, torch.Tensor]]:
     """Yield views of `count` elements from `first` on, each with the number of elements before it."""
     if tensor.dim() <= 1 or tensor.is_contiguous():
-        yield 0, tensor.reshape(-1)[first : first + count]  # of such a tensor this is a view
+        yield 0, tensor.reshape(-1)[first : first + count]  # a view, for such a tensor
         return
     row = tensor[0].numel()
     at = 0

@@ -22,7 +22,7 @@ Watched = tuple[torch.Tensor, int]  # A tensor of the state, and its version whe
 
 
 class TorchSource:
-    """A range of a live storage; see `source.ByteSource`. It keeps that storage and its views alive."""
+    """A range of a live storage; see `captured.ByteSource`. This object keeps the storage and its views alive."""
 
     __slots__ = ("_address", "_start", "_storage", "_view", "name", "nbytes", "space", "watched")
 
@@ -40,15 +40,15 @@ class TorchSource:
 
     def view(self, start: int, stop: int) -> memoryview | None:
         """Return these bytes without a copy, or None in another memory space."""
-        # The view is valid until the storage is resized, which every call checks. A thread that resizes it while the
-        # bytes are being read breaks the rule that a state is left alone until `save` has returned.
+        # The view is valid until the storage is resized, which every call checks. A thread that resizes it while its
+        # bytes are read violates the rule that a state must not change until `save` returns.
         if self._address is None:
             if self.space is not None:
                 return None
             address = self._storage.data_ptr()
             reaches = self._storage.nbytes() >= self._start + self.nbytes
             self._view = memory_at(address + self._start, self.nbytes) if reaches else memoryview(b"")
-            self._address = address  # last: another thread may look at the same storage
+            self._address = address  # set last, because another thread may read it
         if self._storage.data_ptr() != self._address or self._storage.nbytes() < self._start + self.nbytes:
             raise _lost_memory(self.name)
         return self._view[start:stop]
@@ -66,7 +66,7 @@ class TorchSource:
         return [(0, self.flat()[start:stop])] if stop > start else []
 
     def addresses(self, start: int, stop: int) -> list[tuple[torch.device, int, int]]:
-        """Return device, address and size of these bytes. It takes a fifth of the time of making a tensor."""
+        """Return device, address and size of these bytes. This takes a fifth of the time of making a tensor."""
         storage = self._storage
         return [(storage.device, storage.data_ptr() + self._start + start, stop - start)] if stop > start else []
 
@@ -85,7 +85,7 @@ class TorchSource:
 
 
 class GappedSource:
-    """Ranges of a live storage placed one after another, with zeros between; see `source.ByteSource`."""
+    """Ranges of a live storage placed one after another, with zeros between; see `captured.ByteSource`."""
 
     __slots__ = ("_places", "_sources", "name", "nbytes", "watched")
 
@@ -119,7 +119,7 @@ class GappedSource:
         """Copy these bytes into `out`, with zeros for gaps."""
         done = start
         for place, source, low, high in self._between(start, stop):
-            # Write zeros for a gap, not the live memory there: it belongs to no tensor, and may differ in each save.
+            # A gap is written as zeros. The live memory of a gap belongs to no tensor, and may differ in each save.
             out[done - start : low - start] = bytes(low - done)
             source.read_into(low - place, high - place, out[low - start : high - start])
             done = high
@@ -131,7 +131,7 @@ class GappedSource:
         return [(low - start, source.flat()[low - place : high - place]) for place, source, low, high in found]
 
     def addresses(self, start: int, stop: int) -> list[tuple[torch.device, int, int]]:
-        """Return the device, the address and the size of each of `flat_parts`."""
+        """Return the device, the address and the size of each part that `flat_parts` returns."""
         found = self._between(start, stop)
         return [place for at, source, low, high in found for place in source.addresses(low - at, high - at)]
 
@@ -139,13 +139,13 @@ class GappedSource:
         """Return None, since several ranges are not remembered."""
 
     def _between(self, start: int, stop: int) -> Iterator[tuple[int, TorchSource, int, int]]:
-        """Yield place and source of each range with bytes from `start` to `stop`, and where these begin and end."""
+        """Yield place and source of each range with bytes from `start` to `stop`, and the limits of these bytes."""
         first = max(bisect_right(self._places, start) - 1, 0)
         for place, source in zip(self._places[first:], self._sources[first:], strict=True):
             if place >= stop:
                 break
             low, high = max(place, start), min(place + source.nbytes, stop)
-            if low < high:  # else `start` lies in the gap behind it
+            if low < high:  # otherwise, `start` is in the gap after the range
                 yield place, source, low, high
 
     def changed(self) -> bool:
@@ -154,16 +154,17 @@ class GappedSource:
 
 
 class StridedSource:
-    """The elements of a strided tensor on the CPU in row-major order, gathered as they are read; see `ByteSource`."""
+    """The elements of a strided tensor on the CPU in row-major order, gathered as they are read; see `ByteSource`.
 
-    # A copy of all of it would take as much memory again until the save has ended.
+    A copy of all elements would take the same memory again until the end of the save.
+    """
 
     __slots__ = ("_bits", "_item_bytes", "_stop", "name", "nbytes", "watched")
     space = None
 
     def __init__(self, name: str, bits: torch.Tensor, stop: int, watched: tuple[Watched, ...]) -> None:
         self.name = name
-        self._stop = stop  # byte of the storage behind its last element
+        self._stop = stop  # end of its last element in the storage, in bytes
         self.nbytes = bits.numel() * bits.element_size()
         self.watched = watched
         self._bits = bits  # its elements, as integers
@@ -181,7 +182,7 @@ class StridedSource:
         first, last = start // self._item_bytes, -(-stop // self._item_bytes)
         # Gather into separate memory: `out` may begin in the middle of an element.
         values = torch.empty(last - first, dtype=self._bits.dtype, device="cpu")
-        # As in `TorchSource.view`: torch would raise its own RuntimeError about the sizes of a view.
+        # torch would raise its own RuntimeError about the sizes of a view.
         if self._bits.untyped_storage().nbytes() < self._stop:
             raise _lost_memory(self.name)
         for before, view in views_of(self._bits, first, values.numel()):
@@ -211,7 +212,7 @@ def _lost_memory(name: str) -> StateChanged:
 def memory_at(address: int, nbytes: int) -> memoryview:
     """Return a read-only view of memory that the caller keeps alive.
 
-    This takes a third of the time of a view by way of torch and NumPy.
+    This takes a third of the time of a view through torch and NumPy.
     """
     view: memoryview = _memory_at(address, nbytes, _READ_ONLY) if nbytes else memoryview(b"")
     return view

@@ -26,7 +26,7 @@ def leaf_numbers(node: Node) -> Iterator[int]:
 
 
 def with_leaves(node: Node, number_of: Callable[[int], int]) -> Node:
-    """Return a node with other leaf numbers, which `number_of`, called once for each leaf in order, returns."""
+    """Return a node with new leaf numbers. `number_of` is called once for each leaf, in order."""
     return with_others(node, "leaf", lambda leaf: ["leaf", number_of(leaf[1])])
 
 
@@ -44,8 +44,10 @@ def with_others(node: Node, tag: str, other: Callable[[Node], Node]) -> Node:
 
 
 def parts_in(node: Node, path: str = "", tag: str = "parts") -> Iterator[tuple[str, Node]]:
-    """Yield name and node of the tensors that consist of other tensors, at and below a node, without their parts."""
-    # With another `tag` give the nodes that have it.
+    """Yield name and node of the tensors that consist of other tensors, at and below a node, without their parts.
+
+    With another `tag`, yield the nodes with that tag.
+    """
     if not isinstance(node, list):
         return
     if node[0] == tag:
@@ -59,7 +61,7 @@ def parts_in(node: Node, path: str = "", tag: str = "parts") -> Iterator[tuple[s
 
 
 def shape_of_parts(node: Node) -> tuple[int, ...] | None:
-    """Return the shape of a tensor that consists of several, according to its node, or None."""
+    """Return the shape of a tensor that consists of several tensors, according to its node, or None."""
     extra = node[3]
     if node[2] != "sparse_csr":  # (shape, coalesced) or (context, shape, strides)
         items = extra[1] if isinstance(extra, list) and extra[0] == "tuple" else []

@@ -23,7 +23,7 @@ class TrackerRun:
         run: The id of the run.
         project: The project of the run, or the id of the experiment of MLflow.
         name: The name of the run, or empty.
-        url: The page of the run, or empty if there is none, for example without a server.
+        url: The page of the run, or empty if the run has no page, for example because there is no server.
     """
 
     kind: str

@@ -31,7 +31,7 @@ class Transfers(Protocol):
     """Running copies of sources to pinned memory."""
 
     def join(self, other: Any) -> None:
-        """Let `wait` also wait for the transfers of another object."""
+        """Add the transfers of another object to those that `wait` waits for."""
 
     def wait(self) -> None:
         """Wait until all transfers are done. A second call returns immediately."""

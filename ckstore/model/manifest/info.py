@@ -117,9 +117,9 @@ class CheckpointInfo:
             or if the saver died after the checkpoint was durable.
         directory: The name of its directory in ``checkpoints/RUN/``. If empty, its step and the first digits of its id.
         superseded: Whether the store has a newer checkpoint of its step.
-        unhealthy: Why it is unhealthy: a sentence on tensors with NaN, or with more infinite values than when they were
-            first saved. Empty if it is healthy, or was saved with `StoreConfig.health_share` 0. `OpenCheckpoint.health`
-            has the counts.
+        unhealthy: A sentence on the tensors with NaN, or with more infinite values than when they were first saved.
+            Empty if it is healthy, or was saved with `StoreConfig.health_share` 0. `OpenCheckpoint.health` has the
+            counts.
         unchanged: The parts of its state that stopped changing although the step advances.
         training: The id of the training that it belongs to, from the save that returned this. Empty from other calls,
             or if an older ckstore started the training.

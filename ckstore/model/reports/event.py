@@ -52,8 +52,8 @@ class Event:
             (`UnknownOutcome`), ``dropped``, ``restored``, ``freed``, ``damaged``, ``healed``,
             ``mirrored``, ``missing`` (on the mirror), ``evicted``, ``pruned``, ``renamed``, ``compacted``,
             ``uncompacted`` (a planned compaction failed), ``untracked`` (a tracker did not receive the checkpoint).
-        run, step, id: Run, step and id of the checkpoint. If the event does not concern a checkpoint, the step is None
-            and the others are empty.
+        run, step, id: Run, step and id of the checkpoint. An event that concerns no checkpoint has an empty id and the
+            step None, and an empty run if it concerns no run.
         nbytes: Bytes that a save added, that were freed or sent, or that a compaction saved.
         seconds: Duration of a save.
         metrics: The names of the metrics of a dropped checkpoint. None if they are unknown.

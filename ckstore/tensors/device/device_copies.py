@@ -26,26 +26,26 @@ class DeviceSource(Protocol):
         """Return the parts of these bytes on the device, as flat tensors with their offsets. The rest is zeros."""
 
     def addresses(self, start: int, stop: int) -> list[tuple[Any, int, int]]:
-        """Return the device, the address and the size of each of these parts."""
+        """Return the device, the address and the size of each part that `flat_parts` returns."""
 
 
 class Copying:
-    """Running transfers. It keeps their tensors, so that their memory is not reused before the end."""
+    """Running transfers. This object keeps their tensors, so that the memory is not reused before the transfers end."""
 
     def __init__(self) -> None:
         self._marks: list[StreamMark] = []
         self._kept: list[object] = []
 
     def keep(self, source: object) -> None:
-        """Keep an object until the end."""
+        """Keep an object until the transfers end."""
         self._kept.append(source)
 
     def add(self, mark: StreamMark) -> None:
-        """Also wait for this mark."""
+        """Add a mark to those that `wait` waits for."""
         self._marks.append(mark)
 
     def join(self, other: Copying) -> None:
-        """Also wait for the transfers of another object."""
+        """Add the transfers of another object to those that `wait` waits for."""
         self._marks += other._marks
         self._kept += other._kept
 
@@ -57,10 +57,14 @@ class Copying:
 
 
 def start(pairs: Iterable[tuple[DeviceSource, int]], flat: torch.Tensor, *, behind_current: bool) -> Copying:
-    """Begin to copy each source to its offset in `flat`. If the memory is pinned, return before the copies end."""
-    # `pairs`: sources, and where they go, by rising offset as far as they are small.
-    # `behind_current`: begin behind what the current stream has been given, and let what it is given next wait; else
-    # the caller has waited for the devices, and waits for the copies.
+    """Begin to copy each source to its offset in `flat`. If the memory is pinned, return before the copies end.
+
+    Args:
+        pairs: Each source with its offset. Small sources must be in ascending order of their offsets.
+        flat: The memory to copy to.
+        behind_current: Whether the copies begin after the queued work of the current streams, and later work of these
+            streams waits for the copies. If False, the caller has waited for the devices, and waits for the copies.
+    """
     copying = Copying()
     queues: dict[torch.device, _Queue] = {}
     try:
@@ -68,7 +72,7 @@ def start(pairs: Iterable[tuple[DeviceSource, int]], flat: torch.Tensor, *, behi
             copying.keep(source)
             end = 0
             for at, part in source.flat_parts(0, source.nbytes):
-                # What lies between is of no tensor, and must not be what an earlier save left there.
+                # Bytes between the parts belong to no tensor. They must not be those of an earlier save.
                 if at > end:
                     flat[offset + end : offset + at].zero_()
                 end = at + part.numel()
@@ -86,7 +90,7 @@ def start(pairs: Iterable[tuple[DeviceSource, int]], flat: torch.Tensor, *, behi
             copying.add(queue.lane.mark())
             if behind_current:
                 queue.lane.lead()
-    except BaseException:  # also Ctrl-C: nothing may use the memory until what was begun is done
+    except BaseException:  # also after Ctrl-C: nothing may use the memory until the transfers that have begun end
         for queue in queues.values():
             queue.lane.mark().synchronize()
         raise
@@ -94,7 +98,7 @@ def start(pairs: Iterable[tuple[DeviceSource, int]], flat: torch.Tensor, *, behi
 
 
 class _Queue:
-    """The transfers of one lane. The first begin while others are still being added."""
+    """The transfers of one lane. The first transfers begin while parts are still being added."""
 
     def __init__(self, lane: Lane, flat: torch.Tensor) -> None:
         self.lane = lane
@@ -104,21 +108,21 @@ class _Queue:
         self._padding: dict[int, torch.Tensor] = {}
 
     def add(self, offset: int, part: torch.Tensor) -> None:
-        """Copy a part. A small one is copied together with those that follow it."""
+        """Copy a part. A small part is copied together with the small parts that follow it."""
         nbytes = part.numel()
         if nbytes >= GROUPED_BELOW_BYTES:
             with self.lane.active():
                 self.lane.copy(self._flat[offset : offset + nbytes], part)
             return
         gap = offset - self._run_end
-        # Alignment only: a wider gap may be another source's, which is copied by itself.
+        # Only fill gaps from alignment. A wider gap may belong to another source, which is copied separately.
         if self._run and (not 0 <= gap < _ALIGNMENT or offset + nbytes - self._run_at > _TOGETHER_BYTES):
             self.flush()
         if not self._run:
             self._run_at = offset
         elif gap:
             if gap not in self._padding:
-                with self.lane.active():  # the zeros are written there, too
+                with self.lane.active():  # the zeros must be written in the same lane
                     self._padding[gap] = torch.zeros(gap, dtype=torch.uint8, device=part.device)
             self._run.append(self._padding[gap])
         self._run.append(part)
@@ -129,7 +133,7 @@ class _Queue:
         run, self._run = self._run, []
         with self.lane.active():
             if len(run) > 1:
-                # Where a few MiB are too much, one by one takes none.
+                # If the device lacks memory for the group, copy the parts one by one, which takes no memory.
                 with suppress(torch.OutOfMemoryError):
                     self.lane.copy_together(self._flat[self._run_at : self._run_end], run)
                     return

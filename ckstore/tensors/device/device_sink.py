@@ -16,28 +16,28 @@ from ckstore.tensors.memory_layout import StorageMemory
 class DeviceSink:
     """Makes tensors at a location, which has any of the forms of ``map_location`` of `torch.load`.
 
-    It is a device, a mapping from ``"cpu"`` to one, or a function of a storage and ``"cpu"`` that returns the storage
-    to be used, or None for the one that it was given.
+    The location is a device, a mapping from ``"cpu"`` to a device, or a function. The function is called with a storage
+    and ``"cpu"``. It returns the storage to use, or None to use the given one.
     """
 
     def __init__(self, location: object) -> None:
         self._location = location
         self._target: Any = location.get("cpu", "cpu") if isinstance(location, Mapping) else location
-        # A device can be called, as a decorator.
+        # A torch.device is also callable, because it can be a decorator.
         self._is_function = callable(self._target) and not isinstance(self._target, torch.device)
 
     def check(self) -> None:
-        """Raise if tensors cannot be placed there. A function is not called."""
+        """Raise if tensors cannot be placed at the location. A function is not called."""
         if isinstance(self._location, torch.device) or not callable(self._location):
             self._moved(torch.empty(0, dtype=torch.uint8, device="cpu"))
 
     def allocate(self, sizes: Mapping[int, int]) -> dict[int, Any]:
-        """Return memory for storages of these sizes, if transfers fill the memory at this location."""
-        # A function of the user gets storages on the CPU, and says where each goes.
+        """Return memory for storages of these sizes. Return nothing if no transfers fill memory at this location."""
+        # A function of the user receives filled storages on the CPU.
         if self._target is None or self._is_function:
             return {}
         try:
-            device = torch.empty(0, dtype=torch.uint8, device=torch.device(self._target)).device  # with its number
+            device = torch.empty(0, dtype=torch.uint8, device=torch.device(self._target)).device  # with its index
             space = space_of(device)
             if space is None:
                 return {}
@@ -47,10 +47,10 @@ class DeviceSink:
             raise self._unusable(f"{type(error).__name__}: {error}") from error
 
     def placed(self, kind: LeafKind, memory: StorageMemory) -> StorageMemory:
-        """Return the memory of a storage there: itself, or a copy. Only that of tensors is copied.
+        """Return the memory of a storage at the location, which may be a copy. Only the memory of tensors is copied.
 
         Raises:
-            BadInput: torch has no such device, it has no room, or the function returns something else.
+            BadInput: torch has no such device, the device has no room, or the function returns another value.
         """
         if kind != "torch":
             return memory
@@ -62,14 +62,14 @@ class DeviceSink:
         try:
             if not self._is_function:
                 return flat if self._target is None else flat.to(torch.device(self._target))
-            # As `torch.load` calls it, so functions that people have for `map_location` work here.
+            # Call the function like `torch.load` does, so that functions for `map_location` work.
             storage = self._target(flat.untyped_storage(), "cpu")
             if storage is None:
                 return flat
             found = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
         except (AssertionError, AttributeError, NotImplementedError, RuntimeError, TypeError) as error:
             raise self._unusable(f"{type(error).__name__}: {error}") from error
-        # A function that returned another storage would give tensors of the wrong bytes.
+        # If the function returned a storage of another size, the tensors would have wrong bytes.
         if found.numel() != flat.numel():
             raise self._unusable(f"it returned {found.numel()} bytes for {flat.numel()}")
         return found

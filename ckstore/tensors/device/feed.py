@@ -1,4 +1,4 @@
-"""Fill device memory from the disk, and read it, through pinned memory, while the processor works."""
+"""Fill and read device memory through pinned host memory, while the processor does other work."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from ckstore.tensors.device.streams import StreamMark
 from ckstore.tensors.memory_layout import StorageMemory
 
 SLOT_BYTES = 8 * 2**20
-"""The size of one transfer, which takes 0.15 ms.
+"""The size of one transfer, in bytes. A transfer takes 0.15 ms.
 
-With smaller ones, sixteen threads waited for Python's and the driver's lock.
+With smaller transfers, sixteen threads waited for the locks of Python and of the driver.
 """
 _WINDOW_BYTES = 2 * 2**20
-"""The bytes that are read and hashed at once, so that they stay in the processor's cache."""
+"""The number of bytes that are read and hashed at once, so that they stay in the processor's cache."""
 _SLOTS = 2
-"""The number of slots for each thread. Filling one takes far longer than the transfer of the other."""
+"""The number of slots for each thread. Filling one slot takes far longer than the transfer of the other."""
 
 
 class Feed:
-    """The transfers to one device, for several threads. Call `finish` at the end, whatever happened."""
+    """The transfers to one device, for several threads. Call `finish` at the end, even after an error."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -41,8 +41,10 @@ class Feed:
         streams.system.synchronize(self._device)
 
     def windows(self, flat: torch.Tensor) -> Iterator[memoryview]:
-        """Yield memory for each part of `flat` in turn. A full slot is transferred to the device."""
-        # Not for two threads at once with one `flat`.
+        """Yield memory for each part of `flat` in turn. A full slot is transferred to the device.
+
+        Two threads must not fill the same `flat` at the same time.
+        """
         slots = self._slots()
         for at in range(0, flat.numel(), SLOT_BYTES):
             slot = next(slots)
@@ -89,13 +91,13 @@ class _Slot:
 
 
 class DeviceMemory:
-    """Bytes on a device to be filled, or a part of them. It can be sliced like a memoryview."""
+    """Bytes on a device that a load fills. It can be sliced like a memoryview."""
 
     __slots__ = ("feed", "flat")
 
     def __init__(self, flat: torch.Tensor, feed: Feed | None = None) -> None:
         self.flat = flat
-        self.feed = feed  # what fills them; `filling` sets it
+        self.feed = feed  # the transfers that fill the bytes; `filling` sets it
 
     def __len__(self) -> int:
         return self.flat.numel()
@@ -110,20 +112,23 @@ class DeviceMemory:
         return self.feed.windows(self.flat)
 
     def take(self, data: memoryview) -> None:
-        """Fill all of it with `data`."""
+        """Fill all bytes with `data`."""
         at = 0
         for window in self.windows():
             window[:] = data[at : at + len(window)]
             at += len(window)
 
     def storage(self) -> StorageMemory:
-        """Return it as the memory of a storage, once it is filled."""
+        """Return the filled bytes as the memory of a storage."""
         return StorageMemory(self.flat, memoryview(b""))
 
     @staticmethod
     @contextmanager
     def filling(memories: Iterable[DeviceMemory]) -> Iterator[None]:
-        """Return a context in which these memories can be filled. It waits for the devices at both ends."""
+        """Return a context in which these memories can be filled.
+
+        At its start, it waits for all queued work of the devices. At its end, it waits for its own transfers.
+        """
         feeds: dict[torch.device, Feed] = {}
         for memory in memories:
             device = memory.flat.device
@@ -142,14 +147,16 @@ _ALIGNMENT = 64
 
 
 class DeviceReader:
-    """Reads ranges of at most `nbytes` of sources on devices, one after another. Not for several threads."""
+    """Reads ranges of at most `nbytes` of sources on devices, one after another. Only one thread may use it."""
 
     def __init__(self, nbytes: int) -> None:
         self._buffer: Buffer = pinned.pool.take(nbytes)
 
     def parts(self, source: DeviceSource, start: int, stop: int, part_bytes: int) -> Iterator[memoryview]:
-        """Yield the bytes part by part as they arrive. All transfers are queued before the first part is yielded."""
-        # They lie one behind another, and stay until the next call.
+        """Yield the bytes part by part as they arrive. All transfers are queued before the first part is yielded.
+
+        The parts are adjacent in memory, and are valid until the next call.
+        """
         flat, view = self._buffer.flat, self._buffer.view
         marks: list[list[StreamMark]] = []
         try:
@@ -160,13 +167,13 @@ class DeviceReader:
                 for mark in marks[index]:
                     mark.synchronize()
                 yield view[at : min(at + part_bytes, stop - start)]
-        finally:  # given up in the middle: what is on its way must not come into the next range
+        finally:  # if the caller stops early, running transfers must not write into the next range
             for several in marks:
                 for mark in several:
                     mark.synchronize()
 
     def whole(self, nbytes: int) -> memoryview:
-        """Return the first bytes of the last read."""
+        """Return the first `nbytes` of the range that was read last."""
         return self._buffer.view[:nbytes]
 
     def close(self) -> None:
@@ -193,7 +200,7 @@ def fetch(sources: Sequence[DeviceSource]) -> list[memoryview]:
     for source in sources:
         offsets.append(end)
         end += -(-source.nbytes // _ALIGNMENT) * _ALIGNMENT
-    # Not pinned: it is kept as long as the pieces are, and they are few megabytes.
+    # This memory is not pinned, because it is kept for as long as the pieces, which have only a few megabytes in total.
     memory = memoryview(bytearray(end))
     flat = torch.frombuffer(memory, dtype=torch.uint8)
     device_copies.start(zip(sources, offsets, strict=True), flat, behind_current=False).wait()

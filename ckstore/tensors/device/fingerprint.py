@@ -1,9 +1,9 @@
-"""Fingerprints of bytes on a device, computed on it: 128 bits that show changes. They are not names on disk.
+"""Fingerprints of bytes on a device: 128 bits, computed on the device, that detect changes. They are no names on disk.
 
 A region is treated as words of 64 bits. A fingerprint has two sums, modulo 2^64 and with different constants, of a mix
-of each word with its position. For a given position the mix is a bijection of the word, so another word always changes
-the sum: a change of one element of up to 8 bytes is always detected. For other changes it is a checksum of 128 bits,
-without protection against bytes made to collide (docs/adr/0018).
+of each word with its position. For a given position, the mix is a bijection of the word, so another word always changes
+the sum. Thus a change of one element of up to 8 bytes is always detected. For other changes, a fingerprint is a
+checksum of 128 bits, without protection against bytes that were chosen to collide (docs/adr/0018).
 """
 
 from __future__ import annotations
@@ -22,17 +22,20 @@ from ckstore.tensors.device.device_copies import DeviceSource
 
 Kernel = Callable[[Sequence[tuple[int, int]], torch.device], torch.Tensor]
 WORD_BYTES = 8
-# What torch needs beside the state is four times this; more would save no time.
+# torch needs four times this number of bytes in addition to the state. A larger number would save no time.
 _SLICE_BYTES = 16 * 2**20
 _PART_BYTES = 32 * 2**20
-"""The kernel uses a fixed number of programs for each region, so a large region is cut."""
+"""Larger regions are cut, because the kernel uses a fixed number of programs for each region."""
 _LARGE_BYTES = 2**20
-"""Smaller regions are combined, since each call of torch takes 5 µs, whatever its size."""
+"""Smaller regions are combined, because each call of torch takes 5 µs, whatever its size."""
 
 
 def fingerprints(chunks: Sequence[tuple[DeviceSource, int, int]]) -> list[bytes]:
-    """Return the fingerprint of each byte range of a source, computed on the current streams; waits for the results."""
-    # It has 16 bytes for each part that lies in one row. Empty: the devices have no memory left for that.
+    """Return the fingerprint of each byte range of a source, computed on the current streams; waits for the results.
+
+    A fingerprint has 16 bytes for each contiguous part of the range. The result is empty if a device has not enough
+    memory to compute it.
+    """
     numbered: dict[torch.device, list[int]] = defaultdict(list)
     places: dict[torch.device, list[tuple[int, int]]] = defaultdict(list)
     for index, (source, start, stop) in enumerate(chunks):
@@ -45,7 +48,7 @@ def fingerprints(chunks: Sequence[tuple[DeviceSource, int, int]]) -> list[bytes]
         try:
             for index, row in zip(indexes, _rows(chunks, indexes, places[device], device, kernel), strict=True):
                 found[index] += row
-        except torch.OutOfMemoryError:  # without them everything is read, which is always right
+        except torch.OutOfMemoryError:  # without fingerprints, all bytes are read, which is always correct
             return []
     return found
 
@@ -58,7 +61,7 @@ def _rows(
     kernel: Kernel | None,
 ) -> list[bytes]:
     """Return the two sums of each part. `indexes` has the number of its chunk, and `places` its location."""
-    # A word that lies across two words cannot be read by a kernel: such views are rare.
+    # The kernel can only read aligned words. torch computes the sums of other views, which are rare.
     even = [] if kernel is None else [at for at, (address, _) in enumerate(places) if address % WORD_BYTES == 0]
     rows = [b""] * len(places)
     if kernel is not None and even:
@@ -125,7 +128,7 @@ def _of_small(regions: Sequence[torch.Tensor]) -> torch.Tensor:
     places = torch.arange(every.numel(), dtype=torch.int64, device=every.device) - starts
     sums = []
     for mixed in _mixes(every, places):
-        # Differences of running sums, which wrap as the sums do.
+        # The sum of a region is a difference of running sums. Both are modulo 2^64.
         running = torch.cat([mixed.new_zeros(1), mixed.cumsum(0)])
         sums.append(running[ends] - running[ends - lengths])
     return torch.stack(sums, dim=1)
@@ -162,9 +165,9 @@ def _signed(number: int) -> int:
 
 
 class _Compiled:
-    """The kernel, compiled in a separate thread, since that takes a second.
+    """The kernel, compiled in a separate thread, because compiling takes a second.
 
-    Operations of torch give the same results.
+    Operations of torch give the same results, only slower.
     """
 
     def __init__(self) -> None:
@@ -175,7 +178,7 @@ class _Compiled:
         self._mutex = threading.Lock()
 
     def get(self, timeout_s: float = 0.0) -> Kernel | None:
-        """Return the kernel, if it is available within this time."""
+        """Return the kernel if it is available within this time, otherwise None."""
         if self._is_tried:
             return self._kernel
         with self._mutex:
@@ -191,27 +194,30 @@ class _Compiled:
         return self._kernel
 
     def _try(self) -> None:
-        """Compare the kernel with torch, in this thread, since no other may use CUDA while a graph is captured."""
+        """Compare the sums of the kernel with those of torch.
+
+        This runs in the calling thread, because no other thread may use CUDA while a graph is captured.
+        """
         try:
             from ckstore.tensors.device import kernel
 
             probe = [torch.arange(n, dtype=torch.uint8, device="cuda") for n in (250, 1, 8)]
             got = kernel.sums([(one.data_ptr(), one.numel()) for one in probe], probe[0].device)
             wanted = by_torch(probe)
-            # A compiler that is wrong would take changed tensors for unchanged ones.
+            # With wrong sums, changed tensors could seem unchanged.
             self.why_not = "" if torch.equal(got, wanted) else f"its sums are {got.tolist()}, wanted {wanted.tolist()}"
-        # Whatever a compiler, a driver or a missing cc raises: there is another way, which only takes longer.
+        # A compiler, a driver or a missing cc may raise any error. torch computes the same sums without the kernel.
         except Exception as error:  # noqa: BLE001
             self.why_not = f"{type(error).__name__}: {error}"
         else:
             self._kernel = kernel.sums if not self.why_not else None
         if self.why_not:
-            text = f"no kernel for fingerprints ({self.why_not.splitlines()[0]}): torch takes them, which takes longer"
+            text = f"no kernel for fingerprints ({self.why_not.splitlines()[0]}): torch computes them, more slowly"
             log(logging.INFO, text, name="ckstore")
 
 
 def _compile() -> None:
-    # What fails here fails again where the kernel is tried, and is said there.
+    # An error is raised again, and logged, when the kernel is tried.
     with suppress(Exception):
         from ckstore.tensors.device import kernel
 

@@ -3,7 +3,8 @@
 Imported only if Triton is installed.
 """
 
-# Triton reads the sources of what it compiles, and knows no annotations but its own; its constants are in capitals.
+# Triton reads the source code of the functions that it compiles, and supports only its own annotations. Names of its
+# constants are in capitals.
 # ruff: noqa: ANN001, ANN202, N803, PLR0917, SIM102
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 from __future__ import annotations
@@ -19,8 +20,8 @@ from ckstore.tensors.device import MIXES
 
 _SEED_A, _STEP_A, _FIRST_A, _SECOND_A = (tl.constexpr(number) for number in MIXES[0])
 _SEED_B, _STEP_B, _FIRST_B, _SECOND_B = (tl.constexpr(number) for number in MIXES[1])
-# Programs for each region: a chunk of 32 MiB is a MiB for each, and some hundred regions fill any card.
 _SPLITS = 32
+"""The number of programs for each region. Each reads 1 MiB of a chunk of 32 MiB. A few hundred regions fill any GPU."""
 _BLOCK = 1024
 
 
@@ -51,7 +52,7 @@ def _sums(table, out, SPLITS: tl.constexpr, BLOCK: tl.constexpr):
         sum_b += tl.where(inside, _mixed(word, number, _SEED_B, _STEP_B, _FIRST_B, _SECOND_B), none)
     total_a = tl.sum(sum_a, axis=0)
     total_b = tl.sum(sum_b, axis=0)
-    # The last bytes, if they are no whole word: the rest of it are zeros.
+    # If the last bytes do not fill a word, the rest of the word is zeros.
     left = nbytes - words * 8
     if split == 0:
         if left > 0:
@@ -76,7 +77,7 @@ def sums(places: Sequence[tuple[int, int]], device: torch.device) -> torch.Tenso
     """Return two sums for each region, given by address and size. Each region begins at a word boundary."""
     table = torch.tensor(places, dtype=torch.int64).to(device)
     parts = torch.empty((len(places), _SPLITS, 2), dtype=torch.int64, device=device)
-    # Of the device of the regions: Triton starts its kernels on the current one.
+    # Triton starts kernels on the current device, so select the device of the regions.
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
         _sums[len(places), _SPLITS](table, parts, SPLITS=_SPLITS, BLOCK=_BLOCK)
     return parts.sum(1)

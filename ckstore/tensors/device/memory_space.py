@@ -1,6 +1,7 @@
-"""The memory of devices as a memory space, the form in which the rest of ckstore knows it.
+"""The memory of devices as a `captured.MemorySpace`, the interface that the rest of ckstore uses.
 
-A state in host memory asks only for `space_of`, so the modules that do the work are imported by their first use.
+For a state in host memory, only `space_of` is called. Therefore, the modules that do the work are imported at their
+first use.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class DeviceSpace:
         return fingerprint.fingerprints(ranges)
 
     def fingerprints_of(self, sources: Sequence[DeviceSource]) -> list[bytes]:
-        """Return the fingerprint of each source as a whole."""
+        """Return the fingerprint of each whole source."""
         from ckstore.tensors.device import fingerprint
 
         return fingerprint.of_storages(sources)

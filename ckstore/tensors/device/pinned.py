@@ -1,4 +1,4 @@
-"""Host memory that devices copy directly, pinned once and kept."""
+"""Host memory that devices copy directly. It is pinned once and then kept."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from ckstore.tensors.device import device_copies, streams
 from ckstore.tensors.device.device_copies import Copying, DeviceSource
 
 _KEPT_BYTES = 512 * 2**20
-"""The maximum size of unused buffers: sixteen threads with a chunk each."""
+"""The maximum total size of unused buffers, in bytes, enough for sixteen threads with a chunk each."""
 
 
 class Pinned:
     """Memory that is pinned until `close`."""
 
     def __init__(self, memory: memoryview) -> None:
-        # Not through torch's own pinned memory: the saver maps this, and disks write from it (O_DIRECT).
+        # torch's own pinned memory is not suitable, because the saver maps this memory and writes it with direct I/O.
         self._address = ctypes.addressof(ctypes.c_ubyte.from_buffer(memory))
         self.flat = torch.frombuffer(memory, dtype=torch.uint8)
         self._system = streams.system
-        # Where it could not be pinned, copies are right, and slower.
+        # If pinning fails, copies are still correct, only slower.
         self.why_not = self._system.register(self._address, len(memory))
         if self.why_not and not _said:
             _said.add(self.why_not)
@@ -81,7 +81,7 @@ class BufferPool:
             over = []
             while sum(len(one.view) for one in self._free) > _KEPT_BYTES:
                 over.append(self._free.pop(0))
-        # Outside the lock: to unpin waits for the device.
+        # Close the buffers outside the lock, because unpinning waits for the device.
         for one in over:
             one.close()
 

@@ -1,4 +1,4 @@
-"""The use of CUDA: separate streams, marks in them, and pinned memory. Tests replace it with a stand-in."""
+"""The use of CUDA: separate streams, marks in them, and pinned memory. Tests replace `system` with a stand-in."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any, Literal, Protocol
 import torch
 
 Direction = Literal["from", "to"]
-# On every device: a state may lie on several, and one arena takes all of it (cudaHostRegisterPortable).
 _PORTABLE = 1
+"""The flag cudaHostRegisterPortable, which pins memory for all devices. One arena receives a state from several."""
 
 
 class StreamMark(Protocol):
@@ -22,16 +22,17 @@ class StreamMark(Protocol):
 
 
 class Lane:
-    """Copies between a device and host memory, one after another, while the device computes."""
+    """Copies between a device and host memory, one after another, while the device computes.
 
-    # Any thread may call its methods.
+    Any thread may call its methods.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def active(self) -> AbstractContextManager[object]:
-        """Return a context for the calls below, in which work of torch runs in this lane."""
+        """Return a context in which work of torch runs in this lane; `copy` and `copy_together` need it."""
         return torch.cuda.stream(self._stream)
 
     def follow(self) -> None:
@@ -47,8 +48,9 @@ class Lane:
         to.copy_(found, non_blocking=True)
 
     def copy_together(self, to: torch.Tensor, pieces: Sequence[torch.Tensor]) -> None:
-        """Copy flat pieces, one behind another, in one transfer."""
-        # Freed at once: torch gives the memory to what this stream does next, which is behind the copy.
+        """Copy flat pieces to adjacent places, in one transfer."""
+        # The joined tensor may be freed at once. torch reuses its memory only for later work of this stream, which runs
+        # after the copy.
         to.copy_(torch.cat(list(pieces)), non_blocking=True)
 
     def mark(self) -> StreamMark:
@@ -68,9 +70,9 @@ class Cuda:
         self._mutex = threading.Lock()
 
     def lane(self, device: torch.device, direction: Direction) -> Lane:
-        """Return the lane of a device for one direction, since the card copies in both directions at once."""
+        """Return the lane of a device for one direction, since the device copies in both directions at once."""
         with self._mutex:
-            # Kept: torch has a pool of streams, and memory that it caches for each of them.
+            # Lanes are kept, because torch takes streams from a pool and caches memory for each of them.
             if (device, direction) not in self._lanes:
                 self._lanes[device, direction] = Lane(device)
             return self._lanes[device, direction]
@@ -91,11 +93,11 @@ class Cuda:
         """Pin memory, so that a device copies it directly; return the reason if that fails, otherwise an empty text."""
         try:
             code: Any = torch.cuda.cudart().cudaHostRegister(address, nbytes, _PORTABLE)  # type: ignore[no-untyped-call]
-        except (AttributeError, RuntimeError) as error:  # a build of torch without it; a process that was forked
+        except (AttributeError, RuntimeError) as error:  # torch was built without CUDA, or the process was forked
             return str(error).splitlines()[0]
         if int(code) == 0:
             return ""
-        # CUDA keeps the error until it is asked for: without this, the next kernel of the training would raise it.
+        # CUDA keeps the error until it is read. Without this call, the next kernel of the training would raise it.
         with suppress(RuntimeError):
             torch.ones(1, device="cuda")
         return f"CUDA error {int(code)}"
@@ -110,9 +112,10 @@ system = Cuda()
 
 
 def wait(devices: Iterable[torch.device], after: object = None) -> None:
-    """Wait for the work queued on devices."""
-    # Their bytes are read on other streams, which would not wait. If there is an event `after`, the current streams
-    # wait only for that, and this returns immediately.
+    """Wait for the work queued on devices, because their bytes are then read on other streams.
+
+    If an event `after` is given, the current streams wait only for that event, and this function returns immediately.
+    """
     for device in devices:
         if after is None:
             system.synchronize(device)

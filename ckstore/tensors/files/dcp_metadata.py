@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pickle  # that file is one by definition; nothing of it is ever read here
+import pickle  # the file is a pickle by definition; ckstore only writes it
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -28,10 +28,9 @@ class WrittenChunk:
     """A value, or a chunk of a tensor, and its location."""
 
     file: str  # name of its file
-    # `start` and `nbytes`: Where in it.
-    start: int
+    start: int  # offset in the file, in bytes
     nbytes: int
-    # `offsets` and `sizes`: Of the chunk in its tensor; None: it is not a tensor.
+    # `offsets` and `sizes` are position and size of the chunk in its tensor. None for a value that is no tensor.
     offsets: tuple[int, ...] | None = None
     sizes: tuple[int, ...] | None = None
 
@@ -39,9 +38,9 @@ class WrittenChunk:
 def render_metadata(
     paths: Mapping[str, tuple[str | int, ...]],  # name of each value -> its keys in the state
     tensors: Mapping[str, tuple[str, tuple[int, ...]]],  # name of each tensor -> its dtype and shape
-    placed: Mapping[str, Sequence[WrittenChunk]],  # name of each value -> its chunks, or itself
+    placed: Mapping[str, Sequence[WrittenChunk]],  # name of each value -> its chunks, or the value as one chunk
 ) -> bytes:
-    """Return the content of the file."""
+    """Return the content of ``.metadata``."""
     described: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
     where: dict[MetadataIndex, _StorageInfo] = {}
     for name, chunks in placed.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-import pickle  # a file of torch is one by definition; nothing of it is ever read here
+import pickle  # a file of torch contains a pickle by definition; ckstore only writes it
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from types import BuiltinFunctionType, FunctionType
@@ -18,17 +18,17 @@ from ckstore.tensors.memory_layout import StorageMemory
 from ckstore.tensors.state_restore import allocate, make_leaf
 from ckstore.tensors.torch_leaves import bytes_in, empty_bytes
 
-_PROTOCOL = 2  # the one that torch writes, and ``weights_only=True`` reads
+_PROTOCOL = 2  # the protocol that torch writes and that ``weights_only=True`` reads
 
 
 @dataclass(frozen=True, slots=True)
 class PickledState:
-    """A state as a pickle, and its storages. The pickle names each by its index in this list."""
+    """A state as a pickle, and its storages. The pickle refers to each storage by its index in `storages`."""
 
     data: bytes  # the pickle
-    # Each the number of a storage of the checkpoint, or bytes that are in no such storage.
+    # The number of each storage in the checkpoint, or its bytes if the checkpoint has no such storage.
     storages: tuple[int | bytes, ...]
-    unsafe_globals: tuple[str, ...]  # what ``weights_only=True`` does not admit
+    unsafe_globals: tuple[str, ...]  # classes and functions that ``weights_only=True`` rejects
 
 
 class Placeholders:
@@ -50,8 +50,8 @@ class Placeholders:
         nbytes = self._storages[storage].nbytes
         flat = bytes_in(self._memory[start : start + nbytes]) if nbytes else empty_bytes(0)
         held = flat.untyped_storage()
-        self._held.append(held)  # so that its address stays its own
-        self._numbers[held._cdata] = storage  # noqa: SLF001 - as torch.save tells storages apart
+        self._held.append(held)  # so that its address is not reused
+        self._numbers[held._cdata] = storage  # noqa: SLF001 - torch.save distinguishes storages by it
         return StorageMemory(flat, memoryview(b""))
 
     def number(self, storage: torch.UntypedStorage) -> int | None:
@@ -60,8 +60,10 @@ class Placeholders:
 
 
 def pickle_state(state: object, number: Callable[[torch.UntypedStorage], int | None]) -> PickledState:
-    """Pickle a state whose storages may be placeholders."""
-    # `number`: gives the number of a storage that is one; None for those that hold their bytes.
+    """Pickle a state whose storages may be placeholders.
+
+    `number` returns the number of a storage that is a placeholder, or None for a storage with its own bytes.
+    """
     keys: dict[int, int] = {}
     held: list[torch.UntypedStorage] = []
     named: dict[int, Any] = {}
@@ -70,7 +72,7 @@ def pickle_state(state: object, number: Callable[[torch.UntypedStorage], int | N
         def persistent_id(self, obj: Any) -> Any:
             if isinstance(obj, torch.storage.TypedStorage):
                 typed: Any = obj
-                storage = typed._untyped_storage  # noqa: SLF001 - all this is as torch.save does it
+                storage = typed._untyped_storage  # noqa: SLF001 - this function does the same as torch.save
                 kind, count = getattr(torch, typed._pickle_storage_type()), typed._size()  # noqa: SLF001
             elif isinstance(obj, torch.UntypedStorage):
                 storage, kind, count = obj, torch.UntypedStorage, obj.nbytes()
@@ -93,7 +95,7 @@ def pickle_state(state: object, number: Callable[[torch.UntypedStorage], int | N
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         msg = f"the state cannot be pickled: {error}"
         raise BadInput(
-            msg, hint="torch finds a class by importing its module: give it one, or select the rest"
+            msg, hint="torch imports classes by module and name: define the class in a module, or select the rest"
         ) from error
     storages: list[int | bytes] = []
     for storage in held:
@@ -107,7 +109,7 @@ def pickle_state(state: object, number: Callable[[torch.UntypedStorage], int | N
 
 
 def pickle_tensor(leaf: LeafRecord, nbytes: int) -> bytes:
-    """Return the pickle of a tensor with the shape, dtype and strides of `leaf`, at the start of `nbytes`."""
+    """Return the pickle of a tensor with the shape, dtype and strides of `leaf`, in a storage of `nbytes` bytes."""
     stand_in = Placeholders([StorageRecord(nbytes, ())])
     memory = stand_in.memory(0) if nbytes else allocate("torch", 0)
     return pickle_state(make_leaf(leaf._replace(storage=0, offset=0), memory), stand_in.number).data
@@ -121,11 +123,11 @@ def saved(value: object) -> bytes:
 
 
 def _unsafe(named: Iterable[Any]) -> tuple[str, ...]:
-    """Return the classes and functions in a pickle that torch refuses without trust in the file."""
+    """Return the classes and functions in a pickle that torch rejects with ``weights_only=True``."""
     from torch._weights_only_unpickler import _get_allowed_globals, _get_user_allowed_globals
 
-    given: Any = _get_user_allowed_globals  # it has no types
+    given: Any = _get_user_allowed_globals  # torch does not annotate it
     admitted = {**_get_allowed_globals(), **given()}
-    same = {id(one) for one in admitted.values()}  # some have other names in a pickle
+    same = {id(one) for one in admitted.values()}  # some have another name in a pickle
     names = ((f"{one.__module__}.{one.__qualname__}", one) for one in named)
     return tuple(sorted({name for name, one in names if name not in admitted and id(one) not in same}))

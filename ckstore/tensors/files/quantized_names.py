@@ -1,7 +1,7 @@
 """Quantized tensors in a safetensors file, in the form of `torchao.prototype.safetensors` (torchao 0.18).
 
 Each part is a tensor such as ``0._weight_qdata``, and the metadata has class and context of each tensor as JSON.
-torchao is not imported, so this module lists the names that it would find.
+torchao is not imported, so this module lists the names of the classes that torchao can load.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class QuantizedNames:
 
     def __init__(self, manifest: Manifest, keep: Callable[[str], bool] | None, naming: Callable[[str], str]) -> None:
         self.names: dict[int, str] = {}  # leaf number of each of their parts -> its name in the file
-        self.metadata: dict[str, str] = {}  # what torchao puts them together by; empty if there are none
+        self.metadata: dict[str, str] = {}  # the metadata from which torchao builds them; empty if there are none
         self._leaves = manifest.leaves
         for path, node in parts_in(manifest.state):
             numbers = list(leaf_numbers(node))
@@ -43,7 +43,8 @@ class QuantizedNames:
         if not self.names:
             return
         for i, leaf in enumerate(manifest.leaves):
-            # torchao splits each name at its last dot: one without is not listed, and comes back among what is left.
+            # torchao splits each name at its last dot. A tensor without a dot in its name is not listed, so torchao
+            # returns it among the remaining tensors.
             if (
                 i not in self.names
                 and leaf.kind in ("torch", "numpy")
@@ -75,8 +76,11 @@ def _refused(name: str, reason: str) -> BadInput:
 
 
 def _json_value(node: Node) -> Any:
-    """Return a value of a context in the form of torchao's encoder."""
-    # Raises ValueError: it has no such form; the message says what it is.
+    """Return a value of a context in the form of torchao's encoder.
+
+    Raises:
+        ValueError: The value has no such form. The message names the value.
+    """
     if not isinstance(node, list):
         return node
     tag = node[0]

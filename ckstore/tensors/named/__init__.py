@@ -1,1 +1,1 @@
-"""Values that are stored by name: objects as class and fields, enumerations, classes and functions themselves."""
+"""Values that are stored by name: objects by their class and fields, members of enumerations, classes and functions."""

@@ -1,4 +1,4 @@
-"""Objects of allowed classes, and members of enumerations, as names and fields, and back.
+"""Objects of allowed classes and members of enumerations, converted to names and fields, and back.
 
 `safe_classes` decides which classes are allowed. ``__init__``, ``__reduce__`` and ``__setstate__`` are never called.
 """
@@ -32,10 +32,12 @@ from ckstore.tensors.refusals import is_made_of_fields, type_name
 
 
 def named_value(value: Any) -> Node | None:
-    """Return the node of a value that is stored by name: a member of an enumeration, an allowed class or function."""
-    # None if it is something else, or would not be found again.
+    """Return the node of a value that is stored by name: a member of an enumeration, an allowed class or function.
+
+    Return None for any other value, or for one that a load would not find by its name.
+    """
     if isinstance(value, enum.Enum):
-        name = value._name_  # "A|B" for flags that were joined, which are members of no name
+        name = value._name_  # combined flags have a name such as "A|B", which is no member
         found = name in type(value).__members__ and is_findable_enum(type(value))
         return ["enum", name_of(type(value)), name] if found else None
     if isinstance(value, type | FunctionType | BuiltinFunctionType) and is_allowed(value):
@@ -85,17 +87,17 @@ def taken_apart(value: Any, path: str) -> tuple[str, dict[str, Any]] | None:
     names = [field.name for field in dataclasses.fields(kind)] if dataclasses.is_dataclass(kind) else []
     if lacking := [name for name in names if not hasattr(value, name)]:
         raise CannotStore(path, f"{type_name(kind)} has no value for {', '.join(lacking)}: it", hint="set it")
-    # Not `__dict__`: a field may be a slot, or a default that lives on the class.
+    # `__dict__` alone is not sufficient, because a field may be a slot, or have its default value in the class.
     found = {name: getattr(value, name) for name in names}
     for name, slot in _slots(kind).items():
-        with suppress(AttributeError):  # nothing was set on it
+        with suppress(AttributeError):  # the slot has no value
             found[name] = slot.__get__(value)
-    # Beside the fields, as pickle keeps them: what __post_init__ computed.
+    # Like pickle, also keep attributes that are not fields, such as those that __post_init__ set.
     return name_of(kind), found | getattr(value, "__dict__", {})
 
 
 def put_together(name: str, fields: Mapping[str, Any], path: str) -> Any:
-    """Return an object of that class with these fields, without calling its ``__init__``."""
+    """Return an object of the class `name` with these fields, without calling its ``__init__``."""
     kind: Any = find(name, path)
     if name == TENSOR_DICT:
         return tensor_dict_of(fields, path)
@@ -105,27 +107,27 @@ def put_together(name: str, fields: Mapping[str, Any], path: str) -> Any:
     if (
         not is_made_of_fields(kind)
         or wanted - set(fields)
-        # An object without a dict has room only for its slots.
+        # An object without a `__dict__` can only have values in its slots.
         or (kind.__dictoffset__ == 0 and set(fields) - _slots(kind).keys())
     ):
         msg = f"{plain(path) or 'the state itself'}: {name} is not made of the fields {', '.join(fields) or '(none)'}"
         raise BadInput(msg, hint="load it with the version of its library that saved it")
-    # Neither `__init__` nor `__setstate__`: code of the class runs with values of a file from elsewhere.
+    # Do not call `__init__` or `__setstate__`. They would run code of the class with values of an untrusted file.
     made: Any = kind.__new__(kind)
     slots = _slots(kind)
     for field, value in fields.items():
         if field in slots:
             slots[field].__set__(made, value)
         else:
-            vars(made)[field] = value  # not by setattr: a property, or __setattr__, would run
+            vars(made)[field] = value  # setattr would run a property or __setattr__
     return made
 
 
 def _slots(kind: type) -> dict[str, MemberDescriptorType]:
-    """Return where an object of the class keeps the values in `__slots__`, by name, base classes first."""
+    """Return the slots of a class and its base classes by name, base classes first."""
     return {
         name: slot
         for base in reversed(kind.__mro__)
         for name, slot in vars(base).items()
-        if isinstance(slot, MemberDescriptorType) and name != "__dict__"  # which SimpleNamespace has there
+        if isinstance(slot, MemberDescriptorType) and name != "__dict__"  # SimpleNamespace has a member `__dict__`
     }

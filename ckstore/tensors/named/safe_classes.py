@@ -1,8 +1,8 @@
 """Classes and functions that a state may name, and those that a load may return. torch is not imported.
 
 A manifest may be from an untrusted source. A name in it is only compared with the names that this program has allowed,
-and for an enumeration also with those that this program has imported. Nothing is imported because of it, and no code
-runs.
+and for an enumeration also with those that this program has imported. A name imports no module except those of
+`_BUILT_IN`, and runs no other code.
 """
 
 from __future__ import annotations
@@ -28,17 +28,18 @@ _allowed: dict[str, Any] = {}
 
 
 def add_safe_globals(safe_globals: Iterable[Any]) -> None:
-    """Allow classes and functions in states: dataclasses, named tuples, subclasses of Tensor, and those they refer to.
+    """Allow classes and functions in states, such as dataclasses, named tuples, and subclasses of Tensor.
 
     A load creates objects of these classes from the fields in a checkpoint, without calling ``__init__``. A function is
     only returned. Classes and functions passed to `torch.serialization.add_safe_globals` are also allowed. This
     function does not change the behaviour of `torch.load`. Any thread may call it, any number of times.
 
     Args:
-        safe_globals: Classes and functions, or pairs of one and the name under which it was saved.
+        safe_globals: Classes and functions. An item may also be a pair of a class or function and the name under which
+            it was saved.
 
     Raises:
-        BadInput: One of them has no name by which a load could find it.
+        BadInput: An item has no name by which a load could find it.
     """
     global _allowed  # noqa: PLW0603 - replaced as a whole
     added = {}
@@ -58,7 +59,7 @@ def get_safe_globals() -> list[Any]:
 
 
 def name_of(kind: Any) -> str:
-    """Return the name of a class or function in a manifest. A load cannot find one without a name."""
+    """Return the name of a class or function in a manifest."""
     return f"{getattr(kind, '__module__', None)}.{getattr(kind, '__qualname__', None)}"
 
 
@@ -83,7 +84,7 @@ def is_findable_enum(kind: type[enum.Enum]) -> bool:
 
 def find_enum(name: str, path: str) -> type[enum.Enum]:
     """Return the enumeration of that name, which is allowed or in a module that this program has imported."""
-    # Its members exist already: one that was not allowed does no harm.
+    # An enumeration that was not allowed does no harm, because its members already exist.
     found = _found(name) or _imported_enum(name)
     if isinstance(found, type) and issubclass(found, enum.Enum):
         return found
@@ -98,7 +99,7 @@ def _not_allowed(name: str, path: str) -> BadInput:
 
 
 def _named(given: Any) -> dict[str, Any]:
-    """Return the names of one entry: the name of its class, and the name passed with it."""
+    """Return the names of one entry: the name of its class or function, and the name that was passed with it."""
     if isinstance(given, tuple):
         kind, other = given
         return {name_of(kind): kind, other: kind}
@@ -122,7 +123,7 @@ def _found(name: str) -> Any:
 
 
 def _imported_enum(name: str) -> Any:
-    """Return the enumeration of that name in an imported module. It only reads dictionaries, and runs no code."""
+    """Return the enumeration of that name in an imported module, or None. This only reads dictionaries."""
     module, _, own = name.rpartition(".")
     inner: list[str] = []
     while module:

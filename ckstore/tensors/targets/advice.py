@@ -17,32 +17,32 @@ from ckstore.tensors.walks import DICTS
 _Renaming = tuple[list[str], dict[str, str], Differences]
 
 
-_SELECTED_MOST = 3  # so many parts are selected by name in a hint
-_ENTRIES_MOST = 4  # so many entries of a renaming are in a hint
+_SELECTED_MOST = 3  # maximum number of parts that a hint selects by name
+_ENTRIES_MOST = 4  # maximum number of entries of a renaming in a hint
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
     """A load whose target does not fit."""
 
-    manifest: Manifest  # what the checkpoint holds
-    target: object  # as it was given
+    manifest: Manifest  # the manifest of the checkpoint
+    target: object  # the target from the caller
     terms: LoadRules  # what the caller allows
     strict: bool  # whether everything has to fit
     found: Differences  # the differences, by the names of the manifest
     fits_somewhere: bool  # whether any value of the checkpoint has a place in the target
-    compare: Callable[[LoadRules], Differences]  # gives the differences with other terms
+    compare: Callable[[LoadRules], Differences]  # returns the differences under other terms
 
 
 def advice(load: Load) -> list[str]:
-    """Return changes that make the load fit, the surest first. If none is known, return where to look."""
+    """Return changes with which the load fits, the most certain first. Without any, return how to list names."""
     renaming, rename, left = _renaming(load)
     loads_some = (load.fits_somewhere or left is not load.found) and not left.strangers
     differ = (left.missing or left.unexpected or left.mismatched) and not left.partial
     last = ["strict=False loads what fits and reports the rest"] if load.strict and loads_some and differ else []
     parts = [] if load.fits_somewhere else [*_target_is_a_part(load), *_checkpoint_is_a_part(load)]
     selecting = [*_only_what_the_target_has(load, left, rename)]
-    if selecting and rename:  # both in one
+    if selecting and rename:  # the advice in `selecting` contains the renaming
         renaming, last = [], []
     useless = [
         f"rename={ {old: new}!r} renames nothing: names are those inside a module or a dict of tensors"
@@ -63,7 +63,7 @@ def advice(load: Load) -> list[str]:
 
 def _renaming(load: Load) -> _Renaming:
     """Return the advice for a renaming with which more names fit, the renaming, and the remaining differences."""
-    # It was found for one module, and a renaming is used for all of them: so it is tried.
+    # The renaming was found for one module but would apply to all modules, so it is tried.
     found = load.found
     if not found.rename:
         return [], {}, found
@@ -82,7 +82,7 @@ def _renaming(load: Load) -> _Renaming:
 
 
 def _written(rename: Mapping[str, str]) -> str:
-    """Return a renaming as an argument. A long one is shortened to the first entries and the last."""
+    """Return a renaming as an argument. A long one is shortened to its first two entries and its last entry."""
     entries = [f"{old!r}: {new!r}" for old, new in rename.items()]
     if len(entries) <= _ENTRIES_MOST:
         return f"rename={{{', '.join(entries)}}}"
@@ -136,7 +136,7 @@ def _checkpoint_is_a_part(load: Load) -> Iterator[str]:
         prefixed: set[object] = {f"{key}.{name}" for name in names}
         if not names or not isinstance(key, str):
             continue
-        if names & has and (names <= has or has <= names):  # of tied tensors a file has one name
+        if names & has and (names <= has or has <= names):  # a file has only one name of tied tensors
             yield f"load_into(target[{key!r}], …) loads it: what was saved is the state of that part"
         elif prefixed <= has:
             yield f"load_into(target[{key!r}], …, rename={ {f'{key}.': ''}!r}) loads it"

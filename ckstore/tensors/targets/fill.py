@@ -16,9 +16,11 @@ from ckstore.tensors.state_restore import LeafMaker, is_empty
 
 
 class Filling:
-    """The destination of each leaf: a tensor or array of the target, or a new value."""
+    """The destination of each leaf: a tensor or array of the target, or a new value.
 
-    # Call `bind` and `make_new` for the leaves that are wanted, then `decide`, then fill what it says, then `finish`.
+    Call `bind` and `make_new` for the wanted leaves, then `decide`, then fill the storages that it returns, then
+    `finish`.
+    """
 
     def __init__(self, leaves: Sequence[LeafRecord]) -> None:
         self._leaves = leaves
@@ -33,7 +35,7 @@ class Filling:
     def bind(self, target: Any, index: int, *, cast_as: str | None = None) -> bool:
         """Load the values of leaf `index` into `target`. Return False if dtype or shape differ.
 
-        With `cast_as`, the name of `target`, they may be converted to its dtype.
+        If `cast_as`, the name of `target`, is given, the values may be converted to its dtype.
         """
         functions, leaf = _functions(target), self._leaves[index]
         if not functions.takes(target, leaf):
@@ -44,7 +46,7 @@ class Filling:
         return True
 
     def keeps_dtype(self, tensor: Any) -> bool:
-        """Whether the tensor gets values of its own dtype, as far as `bind` knows."""
+        """Whether a leaf with the dtype of this tensor is bound to its memory."""
         place = tensor.data_ptr()
         return any(
             is_tensor(target) and target.data_ptr() == place and index not in self._cast
@@ -52,7 +54,7 @@ class Filling:
         )
 
     def bind_later(self, make: Callable[[], Any], index: int, name: str) -> None:
-        """Load the values of leaf `index` into a tensor that `make` returns at the decision. It must fit the leaf."""
+        """Load the values of leaf `index` into a tensor that `make` returns in `decide`. It must fit the leaf."""
         self._made[index] = make, name
 
     def make_new(self, index: int) -> None:
@@ -66,15 +68,25 @@ class Filling:
 
     @property
     def later_bytes(self) -> int:
-        """The memory of the tensors of `bind_later`. A tensor with several names counts once for each name."""
+        """Bytes of the tensors of `bind_later`. A tensor with several names counts once for each name."""
         return sum(_elements_bytes(self._leaves[index]) for index in self._made)
 
     def decide(self, storage_bytes: Sequence[int] | None) -> tuple[dict[int, Any], list[int], set[int]]:
-        """Return the memory of storages that are read into the target, those to be copied, and those to be kept."""
-        # A storage goes straight to its place if one leaf covers it and the target's tensor lies in memory as that leaf
-        # does, if all other leaves of it lie there too (tied tensors that are tied in the target), and if no other
-        # storage goes to the same memory. Of one that is copied no new value is made.
-        # Memory only now, when the plan is known to fit: a refused load must not take gigabytes first.
+        """Decide how each storage is read.
+
+        A storage is read directly into the target under three conditions. One leaf covers it, and the tensor of the
+        target has the same layout as that leaf. All other leaves of the storage are at the same places in the target
+        (tied tensors). No other storage is read into the same memory. A storage is copied if it is not read directly
+        and no new value is made from it.
+
+        Args:
+            storage_bytes: The sizes of the storages. If None, each storage ends with its last element.
+
+        Returns:
+            The memory of the target for each storage that is read directly, the storages to copy, and the storages to
+            read into new memory.
+        """
+        # Allocate memory only now that the plan is known to fit. A refused load must not allocate gigabytes first.
         for index, (make, name) in self._made.items():
             self.bind(make(), index, cast_as=name)
         wanted = defaultdict(list)
@@ -86,7 +98,7 @@ class Filling:
         claims = _Claims()
         for storage, indexes in wanted.items():
             region = self._region_of(indexes, sizes[storage])
-            # Two storages of the checkpoint that are one memory in the target: threads would write over each other.
+            # If two storages of the checkpoint share memory in the target, threads would overwrite each other's data.
             if region is not None and claims.add(region):
                 direct[storage] = region.memory
             elif not any(index in self._new for index in indexes):
@@ -104,7 +116,7 @@ class Filling:
         return True
 
     def fill_part(self, storage: int, start: int, data: memoryview) -> None:
-        """Copy the bytes of a storage from `start` on to the target. Both ends are element boundaries."""
+        """Copy bytes of a storage, from `start` on, to the target. Both ends must be element boundaries."""
         for index in self._copied[storage]:
             leaf = self._leaves[index]
             low, high = max(start, leaf.offset), min(start + len(data), leaf.offset + _elements_bytes(leaf))
@@ -133,7 +145,7 @@ class Filling:
             if leaf.storage not in self._direct:
                 self._count(index, _functions(target).fill(target, maker.leaf(index)))
             elif is_tensor(target):
-                # Written past torch, straight from the disk: autograd must notice that a saved activation is stale.
+                # The tensor was filled from the disk without torch. Autograd must detect that saved tensors are stale.
                 _functions(target).count_as_modified(target)
 
         def value(index: int) -> object:
@@ -147,10 +159,10 @@ class Filling:
             return None
         for index in indexes:
             leaf = self._leaves[index]
-            # The bytes of the whole storage go there: one that has more than this leaf would write beyond the tensor.
+            # All bytes of the storage are written. Bytes that are not in this leaf would be written beyond the tensor.
             if leaf.offset or not _end_bytes(leaf) == _elements_bytes(leaf) == nbytes:
                 continue
-            # Other dtype, other bytes: it must be converted on the way.
+            # The values must be converted to another dtype.
             if index in self._cast:
                 continue
             region: Region | None = _functions(self._bound[index]).region(self._bound[index], leaf)

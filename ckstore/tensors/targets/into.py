@@ -25,49 +25,57 @@ from ckstore.tensors.walks import DICTS, name_below
 
 
 class IntoPlan:
-    """The plan to read a checkpoint into a target. The target is unchanged before `fill` and `finish`."""
+    """The plan to read a checkpoint into a target.
 
-    # Call `prepare` and `attempt`, fill all memory in `direct`, give each of `copied` to `filling.fill`, or in parts to
-    # `filling.fill_part`, then call `finish`.
+    Call `prepare` and `attempt`. Then fill all memory in `direct`, and pass each storage in `copied` to `filling.fill`,
+    or in parts to `filling.fill_part`. Then call `finish`.
+    """
 
     def __init__(self, comparison: Comparison) -> None:
-        self.differences = comparison.differences  # what does not fit; it is left alone
+        self.differences = comparison.differences  # values that do not fit and are left unchanged
         self.taken = comparison.filling.wanted  # leaves that the target takes
-        # Both refer to the comparison, which must not refer to them: together they keep the target.
+        # Both refer to the comparison. If it also referred to them, this cycle would keep the target in memory.
         self._attempts, comparison.attempts = comparison.attempts, []
         self._steps, comparison.steps = comparison.steps, []
         handed = [given for attempt in self._attempts for given in attempt.handed.values()]
         self.is_empty = not self.taken and not self._steps and not any(handed)  # whether there is nothing to be loaded
-        # Memory that `attempt` takes, for what `undo` puts back.
+        # Memory that `attempt` takes for the values that `undo` restores.
         self.kept_bytes = sum(attempt.kept_bytes for attempt in self._attempts)
-        # The storages that `attempt` asks for, as it does.
+        # The storages of each request of `attempt`.
         self.attempted = [storages for attempt in self._attempts for storages in attempt.storages()]
         self.new_bytes = comparison.filling.later_bytes  # memory that `prepare` takes, for tensors that have none
         # Storage -> memory of the target, perhaps on a device, to be filled with all bytes of that storage.
         self.direct: dict[int, Any] = {}
-        self.copied: list[int] = []  # storages of which the target takes copies
-        self.indirect: set[int] = set()  # storages to be read to fresh memory, which `finish` asks for
+        self.copied: list[int] = []  # storages that are copied to the target
+        self.indirect: set[int] = set()  # storages to read into new memory, which `finish` requests
         self.filling = comparison.filling
         self._guessed = comparison.guessed
 
     @property
     def likely(self) -> Differences:
-        """The differences, including names on one side only, about which `attempt` decides."""
+        """The differences, with those names in `missing` about which only `attempt` decides."""
         return replace(self.differences, missing=[*self.differences.missing, *self._guessed])
 
     def prepare(self, storage_bytes: Sequence[int] | None = None) -> None:
-        """Decide the destination of each storage, and allocate memory for tensors that have none."""
-        # `storage_bytes`: sizes of the storages; None: each ends with its last element.
+        """Decide the destination of each storage, and allocate memory for tensors that have none.
+
+        `storage_bytes` has the sizes of the storages. If None, each storage ends with its last element.
+        """
         self.direct, self.copied, self.indirect = self.filling.decide(storage_bytes)
 
     def attempt(self, read: Callable[[Iterable[int]], Mapping[int, StorageMemory]]) -> None:
-        """Run the loaders of module parts with custom loading. `differences` then has their reports."""
-        # `read`: gives storages in fresh memory. Raises BadInput: One refuses its values. All parts are as they were.
+        """Run the loaders of module parts with custom loading. `differences` then has their reports.
+
+        Args:
+            read: Returns storages in new memory.
+
+        Raises:
+            BadInput: A loader refuses its values. All parts have their previous values.
+        """
         try:
             for attempt in self._attempts:
                 attempt.run(read)
         except BaseException:
-            # Reverse order inside: a tensor that two parts hold must get its first value back last.
             self.undo()
             raise
 
@@ -78,36 +86,52 @@ class IntoPlan:
 
     def undo(self) -> None:
         """Restore the values from before `attempt`."""
+        # In reverse order, a tensor of two parts finally has its first value.
         for attempt in reversed(self._attempts):
             attempt.undo()
 
     def finish(self, memory: Callable[[int], StorageMemory]) -> None:
-        """Load the rest into the target, in its order: set values and call `load_state_dict`."""
-        # `memory`: gives the filled memory of a storage; asked once for each of `indirect`. Raises BadInput: an object
-        # refuses its state; what came before it has been loaded.
+        """Load the rest into the target, in the order of the target: set values and call `load_state_dict`.
+
+        Args:
+            memory: Returns the filled memory of a storage. Called once for each of `indirect`.
+
+        Raises:
+            BadInput: An object refuses its state. Earlier parts of the target have been loaded.
+        """
         leaf = self.filling.finish(memory)
-        # After all tensors: `load_state_dict` of an optimizer may look at the parameters.
+        # Tensors are loaded before, because `load_state_dict` of an optimizer may read the parameters.
         for step in self._steps:
             step(leaf)
 
 
 def plan_into(  # noqa: PLR0917 - the last ones are options
     target: object,
-    state: Node,  # the root node
-    leaves: Sequence[LeafRecord],  # all leaves of the manifest
-    terms: LoadRules | None = None,  # what the caller allows
+    state: Node,
+    leaves: Sequence[LeafRecord],
+    terms: LoadRules | None = None,
     storages: Sequence[StorageRecord] | None = None,
     read: Callable[[int], object] | None = None,
 ) -> IntoPlan:
-    """Plan to read a state into `target`."""
-    # In dicts and lists tensors and arrays are filled in place, and other values are replaced. An empty dict takes all
-    # there is; a list without tensors or objects takes the new items. Modules and optimizers are compared by name;
-    # parts of a module that load in a way of their own are given their values. Any other `Stateful` object
-    # (`state_dict` and `load_state_dict`) is given its whole state; whether that fits is for it to say. `target`: A
-    # dict, a list, a tensor or a `Stateful` object. Nothing in it is touched, and nothing of it is called. `storages`:
-    # all storages, by which the values of tied tensors are told apart; None: they are not. `read`: gives the value of a
-    # leaf at once, for the few that the plan depends on. Raises BadInput: `target` is of another type, or contains
-    # itself; names are equal once they are renamed; a part of what is loaded as a whole is selected.
+    """Plan to read a state into `target`.
+
+    In dicts and lists, tensors and arrays are filled in place, and other values are replaced. An empty dict takes all
+    values, and a list without tensors or objects takes the new items. Modules and optimizers are compared by name.
+    Parts of a module with custom loading receive their values. Any other `Stateful` object receives its whole state,
+    and decides itself whether the state fits.
+
+    Args:
+        target: A dict, a list, a tensor or a `Stateful` object. Planning does not change it or call its methods.
+        state: The root node.
+        leaves: All leaves of the manifest.
+        terms: The options of the caller.
+        storages: All storages, by which the values of tied tensors are distinguished. If None, they are not.
+        read: Returns the value of a leaf at once, for the few leaves that the plan depends on.
+
+    Raises:
+        BadInput: `target` has another type or contains itself, names are equal after renaming, or only a part of a
+            value that must be loaded as a whole is selected.
+    """
     comparison = Comparison(leaves, terms or LoadRules(), storages, read)
     make = _TargetWalk(comparison).visit(target, state, "")
     if make is not None:
@@ -118,10 +142,10 @@ def plan_into(  # noqa: PLR0917 - the last ones are options
 
 
 class _TargetWalk:
-    """A walk over the target and the nodes in parallel."""
+    """A walk over the target and the nodes in parallel.
 
-    # `visit` returns how to make the value that the parent has to set, or None when the target itself stays where it
-    # is.
+    `visit` returns a function that makes the value for the parent to set, or None if the target itself stays in place.
+    """
 
     def __init__(self, comparison: Comparison) -> None:
         self.comparison = comparison
@@ -195,7 +219,7 @@ class _TargetWalk:
                 self.comparison.not_expect(name, item)
             elif self.comparison.wants(item, name):
                 self._set_later(target, key, self.comparison.new(item))
-        # Names that a wrapper changed (module., _orig_mod.) are the usual reason: the advice is computed only then.
+        # The usual reason for missing names is a wrapper (module., _orig_mod.), so compute a renaming.
         if any(key not in found for key in target):
             tensors = [key for key, item in target.items() if is_tensor(item) or is_array(item)]
             self.comparison.suggest_rename(node, tensors, rename_all=False)
@@ -210,7 +234,7 @@ class _TargetWalk:
         makes = [
             self.visit(item, own, join_index(path, i)) for i, (item, own) in enumerate(zip(target, found, strict=False))
         ]
-        # A tuple cannot be set into: its parent gets a new one.
+        # A tuple cannot be changed, so its parent gets a new one.
         if isinstance(target, list):
             for i, make in enumerate(makes):
                 self._set_later(target, i, make)

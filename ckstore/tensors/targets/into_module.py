@@ -23,10 +23,12 @@ from ckstore.tensors.walks import DICTS, leaf_numbers
 
 
 def plan_module(comparison: Comparison, module: Any, node: Node, path: str) -> None:
-    """Plan to load a module: each parameter and buffer by name, and parts with custom loading."""
-    # Plain tensors are filled where they lie; those on the meta device are assigned: parameters stay parameters, with
-    # their `requires_grad`, and tensors that were one stay one. Of all other values only the part that takes them knows
-    # whether they fit: it is given them first of all, as `load_state_dict` of torch would give them.
+    """Plan to load a module: each parameter and buffer by name, and parts with custom loading.
+
+    Plain tensors are filled in place. Tensors on the meta device are assigned: parameters remain parameters with their
+    `requires_grad`, and tied tensors remain tied. For any other value, only the part that receives it knows whether it
+    fits. Such a part receives its values before anything else is loaded, as torch's `load_state_dict` would pass them.
+    """
     if not isinstance(node, list) or node[0] not in DICTS:
         if comparison.wants_some(node, path):
             comparison.mismatch(path, "the state of a module", comparison.described(node))
@@ -42,7 +44,7 @@ class _Module:
         self.path = path
         self.node = node
         self.found: RenamedDict = comparison.found_in(node, path, rename_all=True)
-        # Tensors of a class that wraps others, and is not sparse.
+        # Keys of tensors whose class wraps other tensors, without sparse tensors.
         apart = {
             key
             for key, (_, item) in self.found.items()
@@ -57,7 +59,7 @@ class _Module:
 
     def compare(self) -> None:
         """Plan to load each value that fits, and report the others."""
-        # First: a quantized weight without its scales would be taken as plain values, and be wrong in silence.
+        # Check this first. Otherwise, a quantized weight without its scales would be silently loaded as plain values.
         lost = self._lost_parts()
         for key in [*self.parts.places, *(key for key in self.found if key not in self.parts.places)]:
             if key in self.found and key not in lost:
@@ -72,7 +74,7 @@ class _Module:
             differing = [key for key in missing + unexpected if not key.endswith("_extra_state")]
             self.comparison.guessed += [key for key in differing if self.parts.loader_of(key) is not None]
         else:
-            # Else only after the attempt, since a loader may take what looks unexpected.
+            # With loaders, this is checked after the attempt, because a loader may accept a key that seems unexpected.
             self._judge(unexpected)
 
     def take(self, key: str, name: str, item: Node) -> None:
@@ -128,8 +130,8 @@ class _Module:
         return {key for given in self.handed.values() for key in given}
 
     def _differ(self, missing: Collection[str], unexpected: Collection[str]) -> None:
-        """Report the keys that exist on one side only."""
-        # A tensor that is the same as one that is loaded under another name is not missing.
+        """Report the keys that only the module or only the state has."""
+        # A tensor that is loaded under another of its names is not missing.
         places = self.parts.places
         missing = [key for key in missing if key not in places or elements_key(places[key].value) not in self._memories]
         for key in missing:
@@ -137,7 +139,7 @@ class _Module:
         for key in unexpected:
             if key in self.found:
                 self.comparison.not_expect(*self.found[key])
-            else:  # as a hook has renamed it
+            else:  # a hook has renamed the key
                 self.comparison.differences.unexpected.append(join_key(self.path, key))
         if missing and unexpected:
             self.comparison.suggest_rename(self.node, self.parts.places, rename_all=True)
@@ -151,10 +153,10 @@ class _Module:
 
     def _may_take(self, value: torch.Tensor, name: str, item: Node) -> bool:
         """Whether a part may receive the value of one of its tensors; report the reason if not."""
-        # Its shape is for the part to judge. Another dtype would be converted silently.
+        # The part itself decides about the shape. Another dtype is refused here, as it would be converted silently.
         if torch.nn.parameter.is_lazy(value):
             return True
-        # No memory: torch's `copy_` into it does nothing and says nothing.
+        # If the tensor has no memory, torch's `copy_` silently does nothing.
         if value.is_meta and not self.comparison.terms.assign:
             self.comparison.differences.meta.append(name)
             return False
@@ -167,7 +169,7 @@ class _Module:
         if not self.comparison.is_tensor_leaf(item):
             return True
         leaf = self.comparison.leaves[item[1]]
-        # The first name of a tied tensor; later names must have the same values.
+        # Keep the first name of a tied tensor. Later names must have the same values.
         self._memories.setdefault(elements_key(value), (name, item))
         same = leaf.shape != tuple(value.shape) or torch_targets.takes(value, leaf)
         return same or not is_ordinary(value) or self.comparison.converts(value, leaf, name)
@@ -224,18 +226,18 @@ class _Module:
             self.assigned[key] = lambda leaf: build_with(item, leaf, self.comparison.leaves)
 
     def _maker(self, value: torch.Tensor) -> Callable[[], torch.Tensor]:
-        fresh = self._fresh  # not self, which refers to what keeps this function
+        fresh = self._fresh  # not `self`, because the object that keeps this function is reachable from it
 
         def make() -> torch.Tensor:
             if id(value) not in fresh:
-                # By identity: a tied parameter gets one memory, and stays tied after `assign`.
+                # The key is the identity of the parameter, so that a tied parameter gets one memory and stays tied.
                 fresh[id(value)] = torch_targets.empty_like_meta(value)
             return fresh[id(value)]
 
         return make
 
     def _contradicts(self, value: torch.Tensor, item: Node, name: str) -> bool:
-        """Report whether two names of one tensor in the module have different values in the checkpoint."""
+        """Return whether two names of one tensor have different values in the checkpoint; if so, report it."""
         known = self._memories.get(elements_key(value))
         if known is None or not isinstance(item, list) or item[0] not in ("leaf", "parts"):
             return False

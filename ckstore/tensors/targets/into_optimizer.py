@@ -45,15 +45,18 @@ _NAMED_MOST = 3
 
 
 def plan_optimizer(comparison: Comparison, optimizer: Any, node: Node, path: str) -> None:
-    """Plan to load an optimizer, completely or, if its groups differ, not at all."""
-    # The state of a parameter that has another shape is left out, so that the optimizer begins afresh with it.
+    """Plan to load an optimizer. If its groups differ, nothing is loaded.
+
+    State that does not have the shape of its parameter is left out, so that the optimizer creates new state.
+    """
     parts = {decode_key(own): item for own, item in node[1]} if _is_dict(node) else {}
     if not {"state", "param_groups"} <= set(parts) or not _is_dict(parts["state"]):
         comparison.mismatch(path, "the state of an optimizer", comparison.described(node))
         return
-    # A hook may rename groups or parameters: a comparison of the raw state would refuse what it makes fit.
-    if optimizer._optimizer_load_state_dict_pre_hooks:  # noqa: SLF001 - torch has no other way to ask for them
-        make = comparison.new(node)  # the hooks may change what is compared below, so that it is for them to judge
+    # A hook may rename groups or parameters, so a comparison of the raw state could refuse a state that the hook would
+    # make fit.
+    if optimizer._optimizer_load_state_dict_pre_hooks:  # noqa: SLF001 - torch has no public way to query them
+        make = comparison.new(node)
 
         def load_whole(leaf: Leaf) -> None:
             state: Any = make(leaf)
@@ -130,7 +133,7 @@ def _as_saved(own: Any, saved: Any, dtype: Any, name: str, cast: dict[str, str],
         return own
     if not (own.dtype == dtype != saved.dtype and own.shape == saved.shape and saved.is_floating_point()):
         return own
-    # A hook may have made something else of it: only what is the converted value is replaced.
+    # A hook may have changed the value, so it is only replaced if it is the converted value.
     converted = saved.to(own)
     if not bool(((own == converted) | (own.isnan() & converted.isnan())).all()):
         return own
@@ -146,7 +149,7 @@ def _is_dict(node: Node) -> bool:
 
 
 def _fits_groups(comparison: Comparison, optimizer: Any, groups: Any, path: str) -> bool:
-    """Whether the groups have the same number and sizes, belong to such an optimizer, and have memory."""
+    """Whether the saved groups fit: their number, their sizes, the kind of optimizer, and parameters with memory."""
     name = name_below(path, "param_groups")
     own = optimizer.param_groups
     if not isinstance(groups, list) or not all(map(_is_group, groups)):
@@ -180,7 +183,7 @@ def _fits_groups(comparison: Comparison, optimizer: Any, groups: Any, path: str)
 def _orders(comparison: Comparison, optimizer: Any, groups: Any, path: str) -> list[list[int] | None] | None:
     """Return for each group the positions of its parameters in the checkpoint, or None if names differ.
 
-    If the optimizer or the checkpoint has no names, a group is None, and its order is kept.
+    The item of a group is None if the optimizer or the checkpoint has no names. The order of such a group is kept.
     """
     name = name_below(path, "param_groups")
     orders: list[list[int] | None] = []
@@ -205,7 +208,7 @@ def _order(comparison: Comparison, own: list[str], its: Any) -> list[int] | None
         return None
     terms, used = comparison.terms, comparison.differences.renaming
     given = [renamed(one, terms.rename, used) for one in its]
-    for form in (str, unwrapped):  # such as module. of an optimizer that was made under DistributedDataParallel
+    for form in (str, unwrapped):  # also without the names of wrappers, such as ``module.``
         wanted, places = [form(one) for one in own], {form(one): j for j, one in enumerate(given)}
         if len(places) == len(given) and places.keys() == {*wanted}:
             return [places[one] for one in wanted]
@@ -240,13 +243,13 @@ class _Optimizer:
     def __init__(self, comparison: Comparison, optimizer: Any, path: str, groups: Any) -> None:
         self.comparison = comparison
         self.path = name_below(path, "state")
-        self.converted: dict[int, Any] = {}  # leaf -> the dtype that torch gives it
+        self.converted: dict[int, Any] = {}  # leaf -> the dtype to which torch converts it
         self._is_torchs = _is_torchs(optimizer)
-        self._held = optimizer.state  # not its state_dict(), which is foreign code, and need not show what it holds
+        self._held = optimizer.state  # its state_dict() may be foreign code and need not have these tensors
         numbers = chain.from_iterable(group["params"] for group in groups)
         parameters = chain.from_iterable(group["params"] for group in optimizer.param_groups)
         self.parameters = dict(zip(numbers, parameters, strict=True))
-        # A state tensor that is a parameter's own memory must not be filled: it would overwrite weights.
+        # A state tensor that shares memory with a parameter must not be filled, which would overwrite weights.
         self._places = {one.data_ptr() for one in self.parameters.values() if torch_targets.can_be_filled(one)} - {0}
 
     def by_parameter(self, found: dict[Any, Node]) -> dict[Any, Node]:
@@ -256,18 +259,18 @@ class _Optimizer:
 
     def take(self, key: Any, node: Node) -> bool:
         """Plan to load the state of one parameter. Return False if a part of it does not fit."""
-        # Other optimizers may have more keys of their own. One of torch would load such an entry and never use it.
+        # Other optimizers may have additional keys. An optimizer of torch would load such an entry and never use it.
         if key not in self.parameters and (self._is_torchs or type(key) is int):
             parameters = counted(len(self.parameters), "parameter")
             self.comparison.mismatch(name_below(self.path, key), f"what is kept for one of {parameters}", "another key")
             return False
         indexes = list(leaf_numbers(node))
-        inside = _below(node, "parts") | _below(node, "object")  # with shapes of their own
+        inside = _below(node, "parts") | _below(node, "object")  # leaves inside these have other shapes
         parameter = self.parameters.get(key)
         held = {} if parameter is None else self._held.get(parameter, {})
         live = dict(_tensors_in(held, name_below(self.path, key)))
         misfits = [index for index in indexes if index not in inside and not self._fits(index, parameter, live)]
-        if misfits:  # all of them are named
+        if misfits:  # `_fits` has reported all of them
             return False
         for index in indexes:
             self._bind(index, live)
@@ -275,7 +278,7 @@ class _Optimizer:
 
     def placed(self, key: object, node: Node, leaf: Leaf) -> Leaf:
         """Return a function that returns leaves. Those inside objects are on the device of their parameter."""
-        # torch moves the tensors of a state there, but looks into no object.
+        # torch moves the tensors of a state to that device, but not those inside objects.
         parameter, inside = self.parameters.get(key), _below(node, "object")
         if parameter is None or parameter.is_cpu or not inside:
             return leaf
@@ -287,7 +290,7 @@ class _Optimizer:
         return give
 
     def _bind(self, index: int, live: dict[str, Any]) -> None:
-        """Fill the tensor that the optimizer holds under a name, if only this leaf belongs to it."""
+        """Fill the optimizer's own tensor of the same name, unless another leaf or a parameter uses its memory."""
         leaf = self.comparison.leaves[index]
         own = live.get(leaf.name)
         place = None if own is None else own.data_ptr()
@@ -297,11 +300,11 @@ class _Optimizer:
             self._places.add(place)
 
     def _fits(self, index: int, parameter: Any, live: dict[str, Any]) -> bool:
-        """Whether a tensor has the shape of its parameter, if known; report if not, or if it is converted."""
-        # An optimizer that is not torch's judges the shapes and dtypes of its state by itself.
+        """Whether a tensor has the shape of its parameter, if known. Report another shape, or a conversion."""
+        # Only shapes and dtypes of torch's own optimizers are checked. Others decide themselves about their state.
         leaf = self.comparison.leaves[index]
         last = leaf.name.rpartition(".")[2]
-        if leaf.kind != "torch" or parameter is None or is_lazy(parameter):  # a lazy one gets its shape as it is loaded
+        if leaf.kind != "torch" or parameter is None or is_lazy(parameter):  # the load gives a lazy one its shape
             return True
         own = live.get(leaf.name)
         if self._is_torchs and last in _LIKE_THE_PARAMETER:
@@ -313,7 +316,7 @@ class _Optimizer:
                 self.comparison.mismatch(leaf.name, wanted, self.comparison.described(["leaf", index]))
                 return False
         own_dtype = torch_targets.dtype_name(parameter)
-        # torch converts state to the parameter's dtype by itself, except `step`: the report says so.
+        # torch itself converts state to the parameter's dtype, except `step`. This is reported.
         if last != "step" and parameter.is_floating_point() and leaf.dtype != own_dtype:
             self.comparison.differences.cast[leaf.name] = f"{leaf.dtype} to {own_dtype}"
             self.converted[index] = parameter.dtype

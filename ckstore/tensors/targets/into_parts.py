@@ -1,4 +1,4 @@
-"""Compare tensors that consist of other tensors with their parts in a checkpoint. Imported only if it has some.
+"""Compare tensors that consist of other tensors with their parts in a checkpoint. Imported only for such tensors.
 
 A subclass with the same structure is filled in place. On the meta device, or with ``assign=True``, the tensor of the
 checkpoint replaces it, as in torch's own `load_state_dict`.
@@ -25,9 +25,9 @@ from ckstore.tensors.walks import shape_of_parts
 class PartsLayout(Enum):
     """How a tensor receives its parts."""
 
-    FILLED = auto()  # they are bound to those that it has
-    COPIED = auto()  # A new tensor is made of them, from which it copies by itself; who asks plans for it
-    ASSIGNED = auto()  # A new tensor is made of them that takes its place
+    FILLED = auto()  # the parts are bound to its own parts
+    COPIED = auto()  # a new tensor is made from the parts and copied into it; the caller must plan this
+    ASSIGNED = auto()  # a new tensor is made from the parts and replaces it
 
 
 def plan_parts(comparison: Comparison, target: torch.Tensor, node: Node, name: str) -> PartsLayout | None:
@@ -57,9 +57,8 @@ def plan_parts(comparison: Comparison, target: torch.Tensor, node: Node, name: s
 
 def _unlike(comparison: Comparison, target: Any, node: Node) -> str:
     """Return how the structure of a tensor differs from that in the checkpoint, or an empty text."""
-    # Nothing is compared by methods of foreign classes: what they say about themselves is compared as it would be
-    # stored.
-    apart = torch_parts.take_apart(target.detach())  # as a state has it, for requires_grad may be part of the context
+    # Contexts are compared in their stored form, so that no comparison method of a foreign class is called.
+    apart = torch_parts.take_apart(target.detach())  # detached as in a state, as the context may have requires_grad
     if node[2] in SPARSE_KINDS or apart is None or apart.kind != node[2]:
         return ", which is of another class"
     walk = Walk()
@@ -74,8 +73,8 @@ def _unlike(comparison: Comparison, target: Any, node: Node) -> str:
 
 
 def _takes(comparison: Comparison, target: Any, key: str, live: torch.Tensor, item: Node) -> bool:
-    # A property that makes a tensor each time: filled, it would be thrown away.
-    if getattr(target, key) is not getattr(target, key):  # made when it is asked for: filling it would change nothing
+    # A property may create a new tensor at each access. Filling that tensor would have no effect.
+    if getattr(target, key) is not getattr(target, key):
         return False
     if item[0] == "parts":
         return not _unlike(comparison, live, item)

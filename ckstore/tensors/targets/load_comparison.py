@@ -22,39 +22,39 @@ from ckstore.tensors.walks import DICTS, leaf_numbers, name_below, shape_of_part
 class LoadRules:
     """The options of the caller of a load into a target."""
 
-    keep: Callable[[str], bool] | None = None  # says by the checkpoint's name what is to be loaded; None: everything
-    # See `renames.renamed`; for the keys of tensors in dicts and in the states of modules.
+    keep: Callable[[str], bool] | None = None  # selects values by their names in the checkpoint; None selects all
+    # See `renames.renamed`. It applies to the keys of tensors in dicts and to all keys in the states of modules.
     rename: Mapping[str, str] = field(default_factory=dict)
     cast: bool = False  # convert to the dtype of the target
     assign: bool = False  # give memory to tensors of the target on the meta device
-    strict: bool = True  # whether all has to fit
+    strict: bool = True  # whether everything must fit
 
 
 @dataclass(slots=True)
 class Differences:
     """The differences that a plan found, in the order of the target."""
 
-    # Each by its name in the target, what is unexpected by that in the checkpoint.
+    # Names are those in the target, except in `unexpected`, which has names in the checkpoint.
     missing: list[str] = field(default_factory=list)  # in the target only
     unexpected: list[str] = field(default_factory=list)  # in the checkpoint only
     # Name -> ``shape [2] float32 wanted, found a dict``: another shape or kind.
     mismatched: dict[str, str] = field(default_factory=dict)
-    # Name -> ``float32 wanted, found int64``, of tensors that agree in all else and are not converted.
+    # Name -> ``float32 wanted, found int64``, of tensors that differ only in the dtype and are not converted.
     dtypes: dict[str, str] = field(default_factory=dict)
     # Name -> ``float32 to bfloat16``, of tensors that will be converted.
     cast: dict[str, str] = field(default_factory=dict)
     meta: list[str] = field(default_factory=list)  # tensors of the target without memory, which are not assigned
-    # Tensors of `mismatched` that the checkpoint's would replace if they were assigned.
+    # Tensors of `mismatched` that those of the checkpoint would replace with ``assign=True``.
     replaceable: list[str] = field(default_factory=list)
-    # Tensor of a module -> its class, where the checkpoint has parts of it that the module does not take.
+    # Tensor of a module -> its class, if the checkpoint has parts of the tensor that the module does not accept.
     partial: dict[str, str] = field(default_factory=dict)
-    # Modules of which the checkpoint has names, and not one that fits.
+    # Modules for which the checkpoint has names, none of which fits.
     strangers: list[str] = field(default_factory=list)
-    rename: dict[str, str] = field(default_factory=dict)  # A renaming with which more would fit
-    renaming: set[str] = field(default_factory=set)  # the keys of the caller's renaming that a name begins with, or has
+    rename: dict[str, str] = field(default_factory=dict)  # a renaming with which more names would fit
+    renaming: set[str] = field(default_factory=set)  # the keys of the caller's renaming that occur in names
 
 
-Leaf = Callable[[int], object]  # gives the value of a leaf by its number
+Leaf = Callable[[int], object]  # returns the value of a leaf by its number
 Make = Callable[[Leaf], object]
 RenamedDict = dict[Any, tuple[str, Any]]
 """The items of a dict of the checkpoint: renamed key -> name in the checkpoint, node."""
@@ -101,16 +101,16 @@ class Comparison:
         self.storages = storages
         self._read = read
         self.filling = Filling(leaves)
-        self.steps: list[Callable[[Leaf], object]] = []  # what is done once all tensors are filled
-        # What is loaded before anything else is touched, and says then what does not fit.
+        self.steps: list[Callable[[Leaf], object]] = []  # called after all tensors are filled
+        # Loads that run before anything else is changed, and then report the values that do not fit.
         self.attempts: list[Trial] = []
-        self.guessed: list[str] = []  # keys that one side alone has, where it is for an attempt to say what that means
+        self.guessed: list[str] = []  # keys that only one side has, for which an attempt decides whether they differ
         self.differences = Differences()
 
     def early(self, index: int) -> object:
         """Return the value of a long list of numbers, on which the plan depends; None for all other leaves."""
         numbers = self.leaves[index].kind == "numbers"
-        # Long lists of numbers are leaves, and an optimizer's groups may hold them: without them it cannot be compared.
+        # An optimizer's groups may contain such lists, which are leaves, and cannot be compared without them.
         return self._read(index) if numbers and self._read is not None else None
 
     def is_numbers(self, node: Node) -> bool:
@@ -123,7 +123,7 @@ class Comparison:
         if keep is None:
             return True
         kept = {keep(name): name for name in value_names(node, path, self.leaves)}
-        # Half of an object's state cannot be handed to its `load_state_dict`.
+        # `load_state_dict` of an object cannot load only a part of the state.
         if len(kept) > 1:
             msg = f"{plain(path)} is loaded as a whole; select takes {plain(kept[True])} and not {plain(kept[False])}"
             raise BadInput(msg, hint=f"select {plain(path)!r}, or nothing of it")
@@ -135,7 +135,7 @@ class Comparison:
         return keep is None or any(keep(name) for name in value_names(node, path, self.leaves))
 
     def found_in(self, node: Node, path: str, *, rename_all: bool) -> RenamedDict:
-        """Return the items of a dict of the checkpoint with renamed keys: those of tensors and arrays, or all."""
+        """Return the items of a dict of the checkpoint. The keys of tensors and arrays are renamed, or all keys."""
         found: RenamedDict = {}
         for own, item in node[1]:
             key = decode_key(own)
@@ -150,8 +150,10 @@ class Comparison:
         return found
 
     def suggest_rename(self, node: Node, own: Iterable[object], *, rename_all: bool) -> None:
-        """Search for a renaming that gives more keys of a dict of the checkpoint names in `own`."""
-        # As `found_in`, it is for all keys, or those of tensors and arrays.
+        """Search for a renaming with which more keys of a dict of the checkpoint are in `own`.
+
+        Like in `found_in`, only keys of tensors and arrays are renamed, unless `rename_all` is true.
+        """
         keys = [decode_key(key) for key, item in node[1] if rename_all or self.is_tensor_leaf(item)]
         wanted = [key for key in own if isinstance(key, str)]
         self.differences.rename |= suggest([key for key in keys if isinstance(key, str)], wanted) or {}
@@ -172,7 +174,7 @@ class Comparison:
     def converts(self, live: Any, leaf: LeafRecord, name: str) -> bool:
         """Whether a leaf may be converted to the dtype of a tensor of its shape.
 
-        Report the conversion, or the reason.
+        Report the conversion, or why it is not possible.
         """
         from ckstore.tensors.targets import torch_targets
 
@@ -187,7 +189,7 @@ class Comparison:
     def have_same_values(self, one: int, other: int) -> bool:
         """Whether two leaves have the same bytes by the digests of their storages, or this cannot be determined."""
         first, second = self.leaves[one], self.leaves[other]
-        # Not comparable by digests counts as the same: a tie must not be refused on suspicion.
+        # Leaves that cannot be compared by digests count as equal, so that no tied tensor is refused by mistake.
         if first.storage == second.storage or self.storages is None or first.offset != second.offset:
             return True
         both = [self.storages[leaf.storage] for leaf in (first, second)]

@@ -1,7 +1,8 @@
 """Run parts of a module with custom loading, before anything else in the target changes; restore them on failure.
 
-Only such a part knows which values it accepts: a hook renames keys, a method grows a buffer, extra state has any shape.
-So it gets its values as torch's `load_state_dict` would pass them, and the keys that it reports are differences.
+Only such a part knows which values it accepts. For example, a hook may rename keys, a method may enlarge a buffer, and
+extra state may have any shape. So the part receives its values as torch's `load_state_dict` would pass them, and the
+keys that it reports are differences.
 """
 
 from __future__ import annotations
@@ -26,28 +27,35 @@ from ckstore.tensors.targets.module_parts import Loader, ModuleParts, overrides_
 from ckstore.tensors.targets.module_snapshot import ModuleSnapshot, kept_bytes
 from ckstore.tensors.walks import leaf_numbers
 
-Read = Callable[[Iterable[int]], Mapping[int, StorageMemory]]  # storages in fresh memory
+Read = Callable[[Iterable[int]], Mapping[int, StorageMemory]]  # returns storages in new memory
 
 
 _NOTHING_LOADED = "nothing was loaded; load(ref, select=…) returns the state for inspection"
 
 
 class Attempt:
-    """The values for the loaders of one module."""
+    """The values for the loaders of one module.
 
-    # `report`: called with the keys that are missing, and those that are not expected.
+    Args:
+        comparison: The comparison of the target.
+        path: The name of the module in the state.
+        parts: The parts of the module.
+        handed: Prefix of a loader -> key -> node of a value for it. Filled before `run`.
+        metadata: Returns the versions of modules that torch keeps with a state.
+        report: Called with the missing keys and the unexpected keys.
+    """
 
     def __init__(
         self,
-        comparison: Comparison,  # what is wanted, and what differs
+        comparison: Comparison,
         path: str,
-        parts: ModuleParts,  # its parts
-        handed: dict[str, dict[str, Node]],  # what is handed to them; filled before `run`
+        parts: ModuleParts,
+        handed: dict[str, dict[str, Node]],
         *,
-        metadata: Callable[[], Any],  # gives the versions of modules that torch keeps with a state
+        metadata: Callable[[], Any],
         report: Callable[[list[str], list[str]], None],
     ) -> None:
-        self.handed = handed  # prefix of a loader -> key -> node
+        self.handed = handed
         self._comparison = comparison
         self._path = path
         self._parts = parts
@@ -65,15 +73,18 @@ class Attempt:
         return [self._storages(given.values()) for given in self.handed.values()]
 
     def run(self, read: Read) -> None:
-        """Run each loader; report the missing and the unexpected keys."""
-        # Raises BadInput: A loader refuses its values, for no reason that can be seen. `undo` is to be called.
+        """Run each loader; report the missing and the unexpected keys.
+
+        Raises:
+            BadInput: A loader refuses its values for an unknown reason. The caller must call `undo`.
+        """
         missing: list[str] = []
         unexpected: list[str] = []
         for prefix, loader in self._parts.loaders.items():
             given = self.handed[prefix]
-            # To call a loader with nothing would make it report all its keys as missing.
+            # If no value for a loader is selected, it is not called. It would report all its keys as missing.
             if not given and self._comparison.terms.keep is not None:
-                continue  # nothing of it was selected
+                continue
             lacking, left = self._try(loader, given, read)
             missing += lacking
             unexpected += left
@@ -89,17 +100,17 @@ class Attempt:
         leaf = LeafMaker(leaves, read(self._storages(given.values())).__getitem__).leaf
         with self._naming(loader):
             snapshot = ModuleSnapshot(loader.part, whole=loader.whole)
-        # Before it loads: `undo` must know it also if the loader raises in the middle.
+        # The snapshot is added before the load, so that `undo` also restores a part whose loader raises midway.
         self._snapshots.append(snapshot)
         values = {key: build_with(item, leaf, leaves) for key, item in given.items()}
         try:
             return self._load(loader, values)
         except BadInput:
-            # torch raises at the first misfit; compared here, all of them are named.
+            # torch raises at the first misfit. This comparison reports all of them.
             misfits = self._misfits(given)
             if not misfits:
                 raise
-        # The failed call may have loaded some of it already.
+        # The failed call may have loaded some values.
         snapshot.put_back()
         fitting = {key: value for key, value in values.items() if key not in misfits}
         try:
@@ -107,7 +118,7 @@ class Attempt:
         except BadInput:
             if not self._comparison.terms.strict:
                 raise
-            return [], []  # refused for the misfits, and put back
+            return [], []  # the misfits are already reported
         return [key for key in missing if key not in misfits], unexpected
 
     def _load(self, loader: Loader, values: dict[str, Any]) -> tuple[Iterable[str], Iterable[str]]:
@@ -125,7 +136,7 @@ class Attempt:
                 if not self._comparison.terms.strict and "strict" in inspect.signature(load).parameters:
                     how["strict"] = False
                 return reported(load(state, **how))
-            # Not strict: what is missing is a difference for the report, with names of the whole model.
+            # Missing keys are not an error here, because they are reported with the names of the whole model.
             return reported(_below(loader).load_state_dict(state, strict=False, **how))
 
     def _naming(self, loader: Loader) -> AbstractContextManager[None]:
@@ -133,13 +144,13 @@ class Attempt:
         return naming_refusals(loader.part, name, _NOTHING_LOADED)
 
     def _assign(self, values: dict[str, Any]) -> bool:
-        """Create parameters for values whose targets have no memory, as torch does, and tie tied ones."""
+        """Create parameters for values whose targets have no memory, like torch; tied parameters stay tied."""
         places = self._parts.places
         empty = {key: places[key].value for key in values if key in places and places[key].value.is_meta}
         made: dict[int, Any] = {}
         for key, place in empty.items():
             value = values[key]
-            # One parameter for each place: tied names would else get two, and train apart.
+            # Tied names must get one parameter. Two parameters would be trained separately.
             if id(place) not in made and isinstance(value, torch.Tensor):
                 value = value.to(place.dtype) if self._comparison.terms.cast else value
                 made[id(place)] = torch_targets.as_parameter_of(place, value)

@@ -14,9 +14,9 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 from ckstore.tensors.targets import torch_targets
 
-_PLAIN_LOAD = torch.nn.Module._load_from_state_dict  # noqa: SLF001 - the documented place for loading otherwise
+_PLAIN_LOAD = torch.nn.Module._load_from_state_dict  # noqa: SLF001 - the documented method to override for custom loading
 _NORM_LOADS = {_NormBase._load_from_state_dict, _InstanceNorm._load_from_state_dict}  # noqa: SLF001
-"""These load like any module unless the names differ, as those of old versions of torch do."""
+"""These load like any module, unless the names differ, as in states from old versions of torch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +33,8 @@ class Loader:
     """A part of a module with custom loading, which decides which values fit."""
 
     part: Any  # the module
-    prefix: str  # what its keys begin with: `layer.0.`
-    whole: bool  # whether it loads all that is below it, too, not only what is its own
+    prefix: str  # the prefix of its keys, such as ``layer.0.``
+    whole: bool  # whether it also loads all modules below it, and not only its own values
 
 
 @dataclass(slots=True)
@@ -43,10 +43,10 @@ class ModuleParts:
 
     # Key -> the destination of its value, also for keys below a loader.
     places: dict[str, StateSlot] = field(default_factory=dict)
-    # Prefix -> loader, in the order of torch; none lies in one that loads all below it.
+    # Prefix -> loader, in the order of torch. No loader is below a loader that is `whole`.
     loaders: dict[str, Loader] = field(default_factory=dict)
     loaded_by_loaders: set[int] = field(default_factory=set)  # the `id` of tensors that loaders load
-    apart: Collection[str] = ()  # keys whose tensors are given as what they are made of
+    apart: Collection[str] = ()  # keys whose tensors are in the checkpoint as parts
 
     def loader_of(self, key: str) -> Loader | None:
         """Return the loader that receives a key, or None."""
@@ -62,10 +62,15 @@ class ModuleParts:
 
 
 def parts_of(module: Any, found: Iterable[str] = (), apart: Collection[str] = ()) -> ModuleParts:
-    """Return the parts of a module into which a state will be loaded. Calls none of its code."""
-    # `apart`: those whose tensors are given as what they are made of, which needs no loader.
+    """Return the parts of a module into which a state will be loaded, without calling code of the module.
+
+    Args:
+        module: The module.
+        found: The keys of the state.
+        apart: The keys whose tensors are in the checkpoint as parts. They need no loader.
+    """
     if type(module).__module__.endswith("fabric.wrappers") and hasattr(module, "_original_module"):
-        module = module._original_module  # noqa: SLF001 - to which Lightning Fabric's wrapper hands its state on
+        module = module._original_module  # noqa: SLF001 - Lightning Fabric's wrapper passes its state to this module
     parts = ModuleParts(apart=apart)
     by_prefix: dict[str, set[str]] = defaultdict(set)
     for key in found:
@@ -74,7 +79,8 @@ def parts_of(module: Any, found: Iterable[str] = (), apart: Collection[str] = ()
     if overrides:
         parts.loaders[""] = Loader(module, "", whole=True)
     _visit(parts, module, "", by_prefix, inside=overrides)
-    # A tensor that one of them loads too gets its values in the order of torch, in which the last one wins.
+    # If a loader also loads a tensor that has another name, both names must be loaded in the order of torch, because
+    # the last one wins.
     parts.loaded_by_loaders = {
         id(place.value) for key, place in parts.places.items() if parts.loader_of(key) is not None
     }
@@ -93,18 +99,24 @@ def overrides_load(module: Any) -> bool:
 
 
 def _visit(parts: ModuleParts, part: Any, prefix: str, found: Mapping[str, set[str]], *, inside: bool = False) -> None:
-    """Add a part and its children, in the order in which torch loads them."""
-    # `found`: prefix -> keys of the state that have it and no more dots. `inside`: whether it lies in a loader that
-    # loads all below it.
-    passing = part._non_persistent_buffers_set  # noqa: SLF001 - torch has no other way to ask for them
+    """Add a part and its children, in the order in which torch loads them.
+
+    Args:
+        parts: The parts to add to.
+        part: The module to add.
+        prefix: The prefix of its keys.
+        found: Prefix -> keys of the state with this prefix and no further dot.
+        inside: Whether the part is below a loader that also loads all modules below it.
+    """
+    passing = part._non_persistent_buffers_set  # noqa: SLF001 - torch has no public way to query them
     tensors = [*part._parameters.items(), *(one for one in part._buffers.items() if one[0] not in passing)]  # noqa: SLF001
     own = {f"{prefix}{name}": StateSlot(part, name, value) for name, value in tensors if value is not None}
     parts.places |= own
-    # Its two hooks only take its own name out of keys: treated as a loader the whole model would be copied.
+    # The hook only removes the wrapper's name from keys. If this part were a loader, the whole model would be copied.
     if not inside and _is_checkpoint_wrapper(part):
         wrapped = ModuleParts(loaded_by_loaders=parts.loaded_by_loaders)
         _visit(wrapped, part._checkpoint_wrapped_module, prefix, found)  # noqa: SLF001
-        if not wrapped.loaders:  # which would be given names and versions of modules that torch has otherwise
+        if not wrapped.loaders:  # loaders would get other names and versions of modules than with torch
             parts.places |= wrapped.places
             return
     if not inside and _loads_all_below(part):
@@ -116,7 +128,7 @@ def _visit(parts: ModuleParts, part: Any, prefix: str, found: Mapping[str, set[s
     ):
         parts.loaders[prefix] = Loader(part, prefix, whole=False)
     # A module that is registered twice has two names in a state dict, and torch loads both.
-    for name, child in part._modules.items():  # noqa: SLF001 - as torch, which loads a shared module by each name
+    for name, child in part._modules.items():  # noqa: SLF001 - the same as in torch
         if child is not None:
             _visit(parts, child, f"{prefix}{name}.", found, inside=inside)
 
@@ -154,5 +166,5 @@ def has_extra_state(part: Any) -> bool:
 
 
 def is_ordinary(value: torch.Tensor) -> bool:
-    """Whether loading a tensor only replaces its values, or on the meta device the tensor, by plain ones."""
+    """Whether a load only copies plain values to a tensor, or replaces a tensor on the meta device by a plain one."""
     return type(value) in {torch.Tensor, torch.nn.Parameter} and (value.is_meta or torch_targets.can_be_filled(value))

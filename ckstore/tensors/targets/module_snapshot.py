@@ -16,12 +16,13 @@ _CONTAINERS = {dict, OrderedDict, list, set}
 
 
 class ModuleSnapshot:
-    """The values of a part of a module: values of tensors, attributes, extra state."""
+    """The values of a part of a module: values of tensors, attributes, extra state.
 
-    # Only the part knows the objects in its attributes: unless they are in its extra state, their content is not kept.
+    The content of objects in its attributes is not kept, unless it is in the extra state.
+    """
 
     def __init__(self, part: Any, *, whole: bool) -> None:
-        # References first, then values: a loader may replace a buffer, or write into it, or both.
+        # Both the attributes and the values are kept, because a loader may replace a buffer or write into it.
         self._attributes = [_Attributes(one) for one in _modules(part, whole=whole)]
         self._values = [_Value(one) for one in _tensors(part, whole=whole).values()]
         self._extra = [
@@ -36,8 +37,8 @@ class ModuleSnapshot:
         self._put_back_attributes()
         for part, state in self._extra:
             try:
-                part.set_extra_state(state)  # in objects that the attributes hold it may have been changed in place
-            except Exception:  # noqa: BLE001 - some refuse what they gave, as when they were new: attributes have to do
+                part.set_extra_state(state)  # the loader may have changed objects in attributes in place
+            except Exception:  # noqa: BLE001 - some parts refuse their own extra state, for example that of a new part
                 self._put_back_attributes()
         with torch.no_grad():
             for value in self._values:
@@ -51,7 +52,7 @@ class ModuleSnapshot:
 def kept_bytes(part: Any, *, whole: bool) -> int:
     """Return the memory that a snapshot takes."""
     kept = filter(_has_values, _tensors(part, whole=whole).values())
-    return sum(tensor.numel() * tensor.element_size() for tensor in kept)  # of a sparse one more than it has
+    return sum(tensor.numel() * tensor.element_size() for tensor in kept)  # an upper bound for a sparse tensor
 
 
 def _tensors(part: Any, *, whole: bool) -> dict[int, torch.Tensor]:
@@ -103,7 +104,7 @@ class _Value:
         self._data = None
         if _has_values(tensor):
             is_plain = self._kind in {torch.Tensor, torch.nn.Parameter}
-            # On the CPU: a second copy of the layer may not fit on the GPU.
+            # Copy plain tensors to the CPU, because a second copy of the layer may not fit on the GPU.
             self._data = tensor.detach().to("cpu", copy=True) if is_plain else tensor.detach().clone()
 
     def put_back(self) -> None:

@@ -1,4 +1,4 @@
-"""Rename names of a checkpoint, and search for a renaming to those of a module. Strings only."""
+"""Rename names of a checkpoint, and search for a renaming with which they match the names of a module."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ckstore.errors import BadInput
 from ckstore.model.names import WRAPPERS, unwrapped
 
 Rename = Mapping[str, str]
-"""Prefixes of names, and ``.parts.`` anywhere in them, to their replacements; see `renamed`."""
+"""Prefix of names, or ``.part.`` anywhere in a name -> its replacement; see `renamed`."""
 
 _SUGGESTED_MOST = 20
 
@@ -25,13 +25,20 @@ def check_rename(rename: object) -> Rename:
 
 
 def renamed(key: str, rename: Rename, used: set[str] | None = None) -> str:
-    """Return a name of a state dict after renaming."""
-    # Of the keys that the name begins with, the longest is replaced; what follows may begin with another one, and each
-    # is used once. The value of an empty key is put in front of names that begin with no other. Then keys that begin
-    # with a dot are replaced wherever they stand, in their order. The keys that were replaced are added to `used`.
+    """Return a name of a state dict after renaming.
+
+    The longest matching prefix is replaced. Matching continues on the rest of the name, using each prefix once. The
+    value of an empty key is put in front of names that begin with no other prefix. Then each key that begins with a dot
+    is replaced everywhere in the name, in the order of the keys.
+
+    Args:
+        key: The name.
+        rename: The renaming.
+        used: A set to which the keys that were replaced are added.
+    """
     done, rest = "", key
     met: set[str] = set()
-    # The longest first: "module." must not take what "module._orig_mod." is for.
+    # The longest prefix is first, so that "module." does not match where "module._orig_mod." does.
     left = sorted((old for old in rename if old and not old.startswith(".")), key=len, reverse=True)
     if "" in rename and not any(rest.startswith(old) for old in left):
         done = rename[""]
@@ -51,9 +58,10 @@ def renamed(key: str, rename: Rename, used: set[str] | None = None) -> str:
 
 
 def suggest(found: Collection[str], wanted: Collection[str]) -> dict[str, str] | None:
-    """Return a `rename` that gives more names of a checkpoint the wanted form, or None if none is known."""
-    # It is tried on all names: no two of them become equal, and no name is lost that fits as it is. It has no entry
-    # without which as many would fit.
+    """Return a `rename` that turns more names of a checkpoint into wanted names, or None.
+
+    The result makes no two names equal, and has no entry without which the same number of names would fit.
+    """
     wanted_names = set(wanted)
     best, best_count = None, len(wanted_names & set(found))
     for candidate in _candidates(list(found), list(wanted)):
@@ -70,7 +78,7 @@ def suggest(found: Collection[str], wanted: Collection[str]) -> dict[str, str] |
 def _fitting(found: Collection[str], wanted: set[str], rename: Rename) -> int:
     """Return the number of wanted names after renaming, or 0 if two of them become equal."""
     names = {renamed(name, rename) for name in found}
-    # Two names that become one would lose a tensor: such a renaming is never proposed.
+    # If two names became equal, one tensor would be lost, so such a renaming is never proposed.
     return len(names & wanted) if len(names) == len(found) else 0
 
 

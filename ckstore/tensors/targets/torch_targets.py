@@ -1,4 +1,4 @@
-"""Existing tensors that are to be filled. Imported only when a target has some."""
+"""Existing tensors that a load fills. Imported only if a target has tensors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ckstore.tensors.torch_ranges import count_beyond
 from ckstore.tensors.torch_rows import views_of
 
 _PACKED = {dtype for name, dtype in DTYPES.items() if name in ("complex32", "float4_e2m1fn_x2")}
-"""torch can hold them, but converts them badly or not at all."""
+"""Dtypes that torch supports, but converts wrongly or not at all."""
 
 
 def can_be_filled(target: torch.Tensor) -> bool:
@@ -25,7 +25,7 @@ def can_be_filled(target: torch.Tensor) -> bool:
     plain = type(target) is torch.Tensor or type(target) is torch.nn.Parameter
     if not plain or target.layout is not torch.strided or target.dtype not in DTYPE_NAMES:
         return False
-    # Of an expanded tensor one memory stands for many elements: the last write would win.
+    # In an expanded tensor, many elements share memory, so the last write would win.
     return not target.is_meta and not may_overlap(target.shape, target.stride())
 
 
@@ -43,8 +43,11 @@ def takes(target: torch.Tensor, leaf: LeafRecord) -> bool:
 
 
 def casts(target: torch.Tensor, leaf: LeafRecord) -> bool:
-    """Whether the values of a leaf can be converted to the dtype of `target`, which has the same shape."""
-    # As `torch.can_cast`: to fewer bits, but never from complex to real numbers, nor from real ones to integers.
+    """Whether the values of a leaf can be converted to the dtype of `target`, which has the same shape.
+
+    Like `torch.can_cast`, this allows fewer bits, but no conversion from complex to real numbers or from real numbers
+    to integers.
+    """
     return leaf.kind == "torch" and tuple(target.shape) == leaf.shape and _can_cast(leaf.dtype, target.dtype)
 
 
@@ -54,9 +57,9 @@ def _can_cast(name: str, dtype: torch.dtype) -> bool:
     if found is None or not torch.can_cast(found, dtype) or _PACKED & {found, dtype}:
         return False
     try:
-        # `can_cast` says yes for dtypes that have no kernel on this build: only trying tells.
+        # `can_cast` also returns True for dtypes without a kernel in this build, so the conversion is tried.
         torch.zeros(1, dtype=dtype, device="cpu").copy_(torch.zeros(1, dtype=found, device="cpu"))
-    except (NotImplementedError, RuntimeError, TypeError):  # torch knows the one or the other only as bits
+    except (NotImplementedError, RuntimeError, TypeError):  # torch cannot convert one of them
         return False
     return True
 
@@ -78,15 +81,21 @@ def describe_unfilled(target: torch.Tensor) -> str:
 
 
 def describe(target: torch.Tensor) -> str:
-    """Return shape and dtype for messages, in the form of `into` for leaves."""
+    """Return shape and dtype for messages, in the same form as `Comparison.described`."""
     return f"shape {list(target.shape)} {dtype_name(target)}"
 
 
 def region(target: torch.Tensor, leaf: LeafRecord) -> Region | None:
-    """Return the memory of the elements of `target`, if it has the same layout as the leaf."""
-    # `target`: A tensor that can be filled, and takes the leaf. `leaf`: it ends where a row-major leaf would end, so
-    # that nothing lies between its elements. Returns: None if they do not, or not as plain bits (conjugate views), or
-    # on a device where a copy is as quick.
+    """Return the memory of the elements of `target`, if it has the same layout as the leaf.
+
+    Args:
+        target: A tensor that can be filled, and takes the leaf.
+        leaf: A leaf without gaps between its elements.
+
+    Returns:
+        None if the layouts differ, if the values are not plain bits (conjugate views), or if the tensor is on a device
+        and so small that a copy is as fast.
+    """
     space = space_of(target.device)
     if not (target.is_cpu or space) or target.is_conj() or target.is_neg() or not target.numel():
         return None
@@ -97,7 +106,7 @@ def region(target: torch.Tensor, leaf: LeafRecord) -> Region | None:
         return None
     nbytes = target.numel() * target.element_size()
     start = int(target.storage_offset()) * target.element_size()
-    # Below that one transfer takes as long as another, and small storages are read together.
+    # Smaller transfers all take the same time, and small storages are read together.
     if space is not None and nbytes < SMALL_BELOW_BYTES:
         return None
     empty = torch.empty(0, dtype=torch.uint8, device=target.device)
@@ -113,7 +122,7 @@ def elements_key(target: torch.Tensor) -> object:
         or not target.numel()
         or hasattr(target, "__tensor_flatten__")
     ):
-        return id(target)  # a wrapper of other tensors has no memory: all of them have the address 0
+        return id(target)  # a wrapper of other tensors has no memory, and all have the address 0
     try:
         return target.device, target.data_ptr(), target.dtype, tuple(target.shape), target.stride()
     except (NotImplementedError, RuntimeError):  # without memory of its own
@@ -132,7 +141,7 @@ def fill(target: torch.Tensor, found: object) -> int:
     """
     if not isinstance(found, torch.Tensor):
         raise BadInput(f"a tensor can only be filled from a tensor, got {type(found).__qualname__}")
-    # Outside inference mode, torch refuses to write to tensors that were made in it.
+    # torch refuses to write to inference tensors outside inference mode.
     with torch.inference_mode() if target.is_inference() else torch.no_grad():
         if target.is_conj() or target.is_neg() or target.dtype is not found.dtype:
             target.copy_(found)
@@ -147,7 +156,7 @@ def streams(target: torch.Tensor, leaf: LeafRecord) -> bool:
 
 
 def fill_part(target: torch.Tensor, leaf: LeafRecord, start: int, data: memoryview) -> int:
-    """Copy bytes of a leaf, from its byte `start` on, into `target`, as whole elements converted to its dtype.
+    """Copy whole elements of a leaf, from its byte `start` on, into `target`, converted to the dtype of `target`.
 
     Return the number of values out of the range of the dtype.
     """
@@ -156,7 +165,7 @@ def fill_part(target: torch.Tensor, leaf: LeafRecord, start: int, data: memoryvi
         raise BadInput(f"{leaf.name}: its elements do not follow each other")
     values = torch.frombuffer(data, dtype=DTYPES[leaf.dtype])
     beyond = count_beyond(values, target.dtype)
-    # As in `fill`: torch refuses writes to inference tensors in any other mode.
+    # torch refuses to write to inference tensors outside inference mode.
     with torch.inference_mode() if target.is_inference() else torch.no_grad():
         place = target.detach().permute(axes)
         if target.dtype is values.dtype:
@@ -180,7 +189,7 @@ def _axes(leaf: LeafRecord) -> tuple[int, ...] | None:
 
 
 def empty_like_meta(target: torch.Tensor) -> torch.Tensor:
-    """Return a tensor with memory on the CPU, of shape, dtype and strides of one on the meta device."""
+    """Return a tensor with memory on the CPU, with the shape, dtype and strides of one on the meta device."""
     strides = row_major(target.shape) if may_overlap(target.shape, target.stride()) else target.stride()
     try:
         return torch.empty_strided(target.shape, strides, dtype=target.dtype, device="cpu")
