@@ -48,15 +48,15 @@ class Catalog:
     """The catalog of the store at `root`. It holds nothing open, so it may be shared and forked.
 
     Every method that writes raises `InUse` if it gets no lock within `timeout_s` seconds, `NewerFormat` if a newer
-    ckstore made the catalog, and `CatalogUnavailable` if it cannot be written for another reason. Then nothing was
-    changed. Every method that reads raises only `CatalogUnavailable`.
+    ckstore made the catalog, and `CatalogUnavailable` if it cannot be written for another reason. After such an error,
+    nothing was changed. Every method that reads raises only `CatalogUnavailable`.
     """
 
     def __init__(self, root: Path, path: Path | None = None, *, store: str = "") -> None:
-        # The database, usually ``catalog.db`` in the store. Elsewhere when the store lies on a filesystem that SQLite
-        # cannot share between hosts.
+        # The database, usually ``catalog.db`` in the store. For a store on a filesystem that SQLite cannot share
+        # between hosts, it is in another directory.
         self.path = root / CATALOG_NAME if path is None else path
-        self.store = store  # the uuid of the store, which a new catalog keeps; empty: none
+        self.store = store  # the uuid of the store, which a new catalog records; empty if it is unknown
 
     # -------------------------------------------------------------------------------------- writing
 
@@ -74,18 +74,25 @@ class Catalog:
 
         It may be called often, late or never.
 
-        `look` reads one directory, and returns None if it is not a complete checkpoint. It and `tags`, which reads all
-        tags, are called inside the transaction, must not use the catalog, and may end it by an error. The time of
-        `look` does not count against `timeout_s`. Without `durable` a power cut may undo the transaction.
+        `look` and `tags` are called inside the transaction, and must not use the catalog. If one of them raises, the
+        transaction is rolled back.
+
+        Args:
+            targets: The keys of the checkpoints.
+            look: Reads one directory. Returns None if it is not a complete checkpoint.
+            timeout_s: The time to wait for the lock, in seconds. The time of `look` does not count.
+            tags: Reads all tags. If None, the tags are not changed.
+            readings: Last readings of blobs, as for `record_readings`.
+            durable: If False, a power cut may undo the transaction.
         """
         from ckstore.catalog import rows
 
-        # One transaction for all: each costs the lock and the fsyncs of a commit, 2 ms (docs/adr/0002).
+        # All checkpoints share one transaction, which costs the lock and the fsyncs of a commit, 2 ms (docs/adr/0002).
         with writing(self.path, timeout_s=timeout_s, durable=durable) as connection:
             for key in targets:
-                # Looked at inside the transaction: of two callers, the one that looked last writes last.
+                # Inside the transaction, the caller that read the directory last also writes last.
                 found = look(key)
-                # The bound on steps is for a file; a checkpoint with many pieces needs more of them.
+                # The limit on steps depends on the size of the file. A checkpoint with many pieces needs more steps.
                 connection.renew(0 if found is None else rows.row_count(found.manifest))
                 rows.set_checkpoint(connection, key, found)
             if tags is not None:
@@ -121,13 +128,15 @@ class Catalog:
             rows.add_candidates(connection, blobs)
 
     def remove_wrong(self, *, timeout_s: float) -> int:
-        """Remove the rows of checkpoints that changed since they were written; return their number."""
-        # Which checkpoints they were of is not known; they are entered again from their directories.
+        """Remove the rows of checkpoints that changed since they were written; return their number.
+
+        It is unknown to which checkpoints such rows belong. These are entered again from their directories.
+        """
         from ckstore.catalog import rows
 
         with writing(self.path, timeout_s=timeout_s) as connection:
             removed = rows.remove_wrong(connection)
-            # A row that cannot be deleted lies on a damaged page: only a new file helps.
+            # A row that cannot be deleted is on a damaged page, so the file must be replaced.
             if rows.wrong_ids(connection):
                 raise unavailable(self.path, "has damaged rows that cannot be removed", "damaged")
         return removed
@@ -180,30 +189,37 @@ class Catalog:
             return queries.everything(connection) if places is None else queries.listing(connection, places=places)
 
     def propose(self, listed: Mapping[str, Mapping[str, int]], *, newest: int, run: str | None = None) -> Proposal:
-        """Compare names and inode numbers of all checkpoints with the rows; return the newest that agree."""
-        # `listed` is run -> name -> inode number of every directory that is there, or of those of `run`.
-        # It takes 2 microseconds for each checkpoint: no row is read but those of the newest.
+        """Compare names and inode numbers of all checkpoints with the rows; return the newest that agree.
+
+        This takes 2 microseconds for each checkpoint, because only the rows of the newest checkpoints are read.
+
+        Args:
+            listed: Run -> name -> inode number of every existing directory, or of every directory of `run`.
+            newest: The number of checkpoints to return.
+            run: The run, or None for all runs.
+        """
         unknown: set[CheckpointKey] = set()
         missing: set[CheckpointKey] = set()
         with reading(self.path) as connection:
-            # Runs of the catalog too: of one whose directory is gone all rows are to be reported.
+            # Runs that only the catalog has are included, because all rows of a deleted run must be reported.
             runs = {run} if run is not None else listed.keys() | queries.counts(connection).keys()
             for name in runs:
                 present, known = listed.get(name, {}), queries.inodes(connection, name)
-                # Equal dicts are compared in C: the usual run costs no loop.
+                # Equal dicts are compared in C, so a run without changes needs no loop.
                 if present != known:
                     names = [directory for directory, _ in present.items() - known.items()]
                     unknown.update(key for directory in names if (key := key_of(name, directory)) is not None)
                     gone = known.keys() - present.keys()
                     missing.update(key for directory in gone if (key := key_of(name, directory)) is not None)
             left_out = unknown | missing
-            # So many more, since in the worst case all that is left out would have been the newest.
+            # This many more rows are read, because in the worst case all those that are left out are the newest.
             first = queries.first_by_order(connection, run, newest + len(left_out))
             places = [place for place in first if place not in left_out]
             return Proposal(queries.listing(connection, places=places), unknown, missing)
 
     def outline(self, *, rows: bool = True) -> Outline:
-        """Return the facts for opening, from one connection (each takes half a millisecond); with `rows` also those."""
+        """Return the facts for opening a store; with `rows`, also the rows of all checkpoints."""
+        # All queries share one connection, because opening one takes half a millisecond.
         with reading(self.path) as connection:
             listing = queries.everything(connection) if rows else CatalogListing({}, {}, 0)
             return Outline(listing, queries.tags(connection), queries.blobs_listed(connection))
@@ -226,14 +242,24 @@ class Catalog:
         seek: bool = False,
         durable: bool = True,
     ) -> tuple[list[CheckpointInfo], set[CheckpointKey], int]:
-        """Return the checkpoints whose directories have the stamps in the catalog, and the other keys."""
-        # With `newest` only so many, the last by the order of commits. `seek`: they are few of the run, so each is
-        # looked up. The third is how many rows were met that are not as they were written.
+        """Return the checkpoints whose directories have the stamps in the catalog, and the other keys.
+
+        Args:
+            published: Key -> stamp of each directory.
+            run: The run, or None for all runs.
+            newest: If given, return only this number of checkpoints, the last in the order of commits.
+            seek: Whether these are only few checkpoints of the run, so that each is looked up.
+            durable: The field `durable` of the returned checkpoints.
+
+        Returns:
+            The checkpoints, the keys of all other directories, and the number of rows with flipped bits.
+        """
         with reading(self.path) as connection:
             unknown, places, wrong_count = set(published), [*published] if seek else None, 0
-            # A row in full takes three times as long as its stamp: of few out of many the stamps are read first.
+            # A complete row takes three times as long to read as its stamp. If few of many rows are needed, the stamps
+            # are read first.
             if newest or (not seek and 2 * len(published) < queries.count_and_sequence(connection)[0]):
-                listing = queries.listing(connection, run, places=places)  # first which they are: a third of a row
+                listing = queries.listing(connection, run, places=places)
                 same = [place for place, known in listing.stamps.items() if published.get(place) == known]
                 places = same[-newest:] if newest else same
                 unknown -= set(same) - set(places)
@@ -244,7 +270,7 @@ class Catalog:
     def _keys(self, found: list[CheckpointInfo]) -> set[CheckpointKey]:
         """Return the keys of checkpoints, each of which has one row."""
         keys = {info.key for info in found}
-        if len(keys) < len(found):  # SQLite goes by an index that knows one
+        if len(keys) < len(found):  # possible if an entry of the unique index is damaged
             raise unavailable(self.path, "has two rows of one checkpoint", "damaged")
         return keys
 
@@ -266,9 +292,11 @@ class Catalog:
         return upkeep.set_aside(self.path, timeout_s=timeout_s)
 
     def replace(self, *, timeout_s: float) -> Path | None:
-        """Replace the catalog by an empty one; return the new path of the old one, ``catalog.db.old-N``."""
-        # None: nothing was there. No process writes to the old one any more: a writer opens the catalog by its name,
-        # under the lock that is held meanwhile.
+        """Replace the catalog by an empty one; return the new path of the old one, ``catalog.db.old-N``.
+
+        Return None if there was no catalog. No process writes to the old catalog any more, because a writer opens the
+        catalog by its name, under the lock that this method holds.
+        """
         from ckstore.catalog import upkeep
 
         return upkeep.replace(self.path, self.store, timeout_s=timeout_s)
@@ -280,7 +308,7 @@ class Catalog:
         return upkeep.names_aside(self.path, "damaged")
 
     def check(self) -> list[str]:
-        """Return the problems of the catalog, one sentence each; raises for none of them."""
+        """Return the problems of the catalog, one sentence each, without raising an error for them."""
         from ckstore.catalog import upkeep
 
         return upkeep.problems(self.path)

@@ -1,28 +1,30 @@
 """Open, check and close the catalog: one connection for each operation, never kept (docs/adr/0002-catalog.md).
 
-Writing: exclusive flock on the directory of the catalog, open, `BEGIN IMMEDIATE`, work, `COMMIT`, truncate the WAL,
-close, and only then release the flock. A commit that need not be durable leaves its rows in the WAL while that is
-short. Reading takes no flock.
+A writer takes an exclusive flock on the directory of the catalog. It then opens the file, runs one transaction between
+`BEGIN IMMEDIATE` and `COMMIT`, truncates the WAL, closes the file, and only then releases the flock. A commit that need
+not be durable leaves its rows in the WAL while the WAL is short. A reader takes no flock.
 
-A statement that still has rows to give keeps its connection open past `close()`. So everything here, in `rows` and in
-`queries` fetches all rows at once.
+A statement with unread rows keeps its connection open after `close()`. So this module, `rows` and `queries` fetch all
+rows at once.
 
-A catalog may be forged, damaged or copied. Pages that point to one another in a ring make a small file look like an
-endless one. An honest one has each row once, so the rows and the text that a statement gives, and the steps it takes,
-are in proportion to its bytes; anything beyond is damage. Measured with 1,000 checkpoints in 1.5 MB: a list takes
-18,000 steps, SQLite's whole test 470,000. Steps of SQLite's virtual machine are counted, not seconds: a slow disk or a
-busy machine is no damage. A million take about 25 ms. The counter is C: in a progress handler of Python a signal's
-handler could run, whose exception SQLite's module swallows.
+A catalog may be forged, damaged or copied. If its pages refer to one another in a ring, a small file seems endless. In
+an intact catalog, each row occurs once, so the rows and the text that a statement returns, and its number of steps, are
+proportional to the size of the file. A statement that exceeds these limits indicates damage. With 1,000 checkpoints in
+1.5 MB, a list takes 18,000 steps, and SQLite's integrity check 470,000. The limit counts steps of SQLite's virtual
+machine instead of seconds, because a slow disk or a busy machine is no damage. A million steps take about 25 ms. The
+counter is implemented in C. In a progress handler in Python, a signal handler could run, and Python's SQLite module
+would ignore its exception.
 
 SQLite's defensive mode, from Python 3.12 on, refuses to change the schema as data, to write to shadow tables, and to
-switch the journal off. Python 3.11 cannot set it; there, no statement of this package does any of that, and a schema
-with a trigger, a foreign view or a virtual table, which could, is refused (`ckstore_migrations.schema`).
+switch the journal off. Python 3.11 cannot set this mode. No statement of this package does any of these things, and a
+schema that could do them is refused, because it has a trigger, a foreign view or a virtual table
+(`ckstore_migrations.schema`).
 
 SQLite replays the journal files of a database, and deletes the *super-journal* that a rollback journal names at its
-end, wherever that file is. ckstore never writes one. So a set of files that its own protocol would not have left is not
-opened, but set aside and rebuilt. Between this check and SQLite's opening, another user could swap a file only in a
-directory to which they may write, and no catalog is in such a directory: in a store of a group, each user's catalog is
-in that user's own directory.
+end, wherever that file is. ckstore never writes one. So a catalog is not opened if ckstore's own protocol would not
+have left such a set of files. It is set aside and rebuilt. Between this check and SQLite's opening, another user could
+swap a file only in a directory to which they may write. No catalog is in such a directory. In a store of a group, each
+user's catalog is in that user's own directory.
 
 Source of the journal's format: sqlite.org/fileformat2.html section 3, and `readSuperJournal` in SQLite's pager.c.
 """
@@ -49,18 +51,19 @@ from ckstore.fs.locks import DirectoryLock, lock_exclusive
 from ckstore_migrations import APPLICATION_ID, VERSION
 from ckstore_migrations.schema import is_schema_of
 
-# A reader has the directories as its second way, and need not wait for long.
+# A reader can read the directories instead, so it need not wait for long.
 _READ_TIMEOUT_S = 2.0
-# Also after the deadline: SQLite would else refuse at the first busy page.
+# This wait is also allowed after the deadline. Without it, SQLite would fail at the first busy page.
 _LEAST_WAIT_S = 0.05
-# A transaction of 20,000 pieces touches pages all over the index; those that do not fit are written before its end.
+# A transaction of 20,000 pieces changes pages all over the index. Pages that do not fit are written before its end.
 _CACHE_KIB = 64 * 1024
 
-# A copied catalog may be forged: its schema may call no function, its cells are looked at, and no page is mapped,
-# since a truncated file would end the process by SIGBUS.
+# A copied catalog may be forged. So its schema may not call functions, its cells are checked, and no page is mapped,
+# because a truncated file would kill the process by SIGBUS.
 _PRAGMAS = ("trusted_schema=OFF", "cell_size_check=ON", "mmap_size=0", "temp_store=MEMORY")
 _TRIED_BYTES = 64 * 1024
-# A save of 100 tensors adds 0.1 to 0.4 MB. Each opening reads the log, 0.8 ms of 1 MiB; to empty it takes three fsyncs.
+# A save of 100 tensors adds 0.1 to 0.4 MB to the log. Each opening reads the log, which takes 0.8 ms for 1 MiB. Three
+# fsyncs are necessary to empty the log.
 _LOG_MOST_BYTES = 2**20
 _FULL = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN}
 """The errors of SQLite on a full disk or an exceeded quota. The last two can have other causes."""
@@ -68,26 +71,26 @@ _BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 _DAMAGED = {
     sqlite3.SQLITE_CONSTRAINT,
     sqlite3.SQLITE_CORRUPT,
-    sqlite3.SQLITE_ERROR,  # no such table: the version says that it is there
+    sqlite3.SQLITE_ERROR,  # such as a missing table that the version of the schema has
     sqlite3.SQLITE_FORMAT,
     sqlite3.SQLITE_MISMATCH,
     sqlite3.SQLITE_NOTADB,
 }
 
-# SQLite calls the counter after so many steps; more often would cost time, and the bound need not be exact.
+# SQLite calls the counter once in this many steps. More calls would cost time, and the limit need not be exact.
 _CALL_STEPS = 1000
-# About a second: no catalog, however small, is called damaged by a join that was not foreseen.
+# This takes about a second, so that no small catalog seems damaged because of an unforeseen join.
 _LEAST_STEPS = 40_000_000
-# SQLite's whole test, the longest statement, takes a third of a step for each byte.
+# The longest statement is SQLite's integrity check, which takes a third of a step for each byte.
 _STEPS_PER_BYTE = 20
 _LEAST_ROWS = 1000
 _ROW_BYTES = 4
 """The minimum size of a row in a file, with its pointer."""
 _LEAST_TEXT_BYTES = 2**20
 _TEXT_PER_BYTE = 8
-"""Joined rows repeat a digest and a name for each few bytes of a use."""
-# Rows are asked for in batches whose worst case fits into memory, so that the check comes before a forged file has
-# filled it.
+"""The maximum number of bytes of text for each byte of the file. A join repeats a digest and a name for each use."""
+# Rows are fetched in batches that fit into memory in the worst case, so that a forged file is detected before it fills
+# the memory.
 _BATCH_MOST = 256
 _BATCH_TEXT_BYTES = 2**29
 
@@ -95,13 +98,13 @@ _LIMITS = {
     sqlite3.SQLITE_LIMIT_ATTACHED: 0,
     sqlite3.SQLITE_LIMIT_COLUMN: 100,
     sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH: 1000,
-    sqlite3.SQLITE_LIMIT_SQL_LENGTH: 2**26,  # rows are listed by their numbers, 100,000 of them
-    sqlite3.SQLITE_LIMIT_TRIGGER_DEPTH: 8,  # foreign keys delete by such
+    sqlite3.SQLITE_LIMIT_SQL_LENGTH: 2**26,  # a statement may list the numbers of 100,000 rows
+    sqlite3.SQLITE_LIMIT_TRIGGER_DEPTH: 8,  # SQLite deletes rows for foreign keys by triggers
     sqlite3.SQLITE_LIMIT_WORKER_THREADS: 0,
 }
 
-# SQLite remembers in the process which locks it has. A child that was forked while a connection was
-# open inherits that memory without the locks, so it must not open the same file at all.
+# SQLite keeps in the memory of the process which locks it has. A child that was forked while a connection was open
+# inherits this memory without the locks, so it must not open the same file.
 _open: set[object] = set()
 _opening = threading.RLock()  # a signal handler may open the catalog while its thread does
 _forked_while_open = False
@@ -109,7 +112,7 @@ _forked_while_open = False
 
 def _look_in_child() -> None:
     global _forked_while_open, _opening  # noqa: PLW0603
-    _opening = threading.RLock()  # another thread of the parent may hold the old one for ever
+    _opening = threading.RLock()  # another thread of the parent may have held the old one at the fork
     if _open:
         _forked_while_open = True
         _open.clear()
@@ -137,13 +140,14 @@ class Examined(NamedTuple):
 
     identity: tuple[int, int]  # its device and inode number
     file_bytes: int  # the size of the database and its log
-    may_map: bool  # whether a mapped page of a file next to it keeps its disk space after a write to it
+    may_map: bool  # the result of `may_be_mapped`
 
 
 def examine(path: Path, *, alone: bool) -> Examined:
-    """Examine the files of the catalog. Raises `CatalogUnavailable` if ckstore would not have left them."""
-    # `alone`: no connection of this process is open, so the database may be opened and closed without loss of its
-    # locks.
+    """Examine the files of the catalog. Raises `CatalogUnavailable` if ckstore would not have left them.
+
+    With `alone`, this process has no open connection, so the database can be opened and closed without losing locks.
+    """
     try:
         database = path.lstat()  # through a symlink, SQLite would write to another file
         found, strange = _beside(path, database)
@@ -151,7 +155,7 @@ def examine(path: Path, *, alone: bool) -> Examined:
             strange = f"{path.name}-journal exists next to a database that uses a write-ahead log"
         if not strange:
             return Examined((database.st_dev, database.st_ino), found[""] + found.get("-wal", 0), may_be_mapped(path))
-    except FileNotFoundError as error:  # also renamed meanwhile: another process rebuilds it
+    except FileNotFoundError as error:  # or another process has renamed it to rebuild it
         raise unavailable(path, "is missing", "missing") from error
     except OSError as error:
         raise unavailable(path, f"cannot be examined: {error.strerror}", "unreadable") from error
@@ -162,10 +166,10 @@ _SAFE_BLOCK_BYTES = 4096
 
 
 def may_be_mapped(path: Path) -> bool:
-    """Whether a mapped page of a file in this directory keeps its disk space once a byte of it was written."""
+    """Whether a mapped page of a file in this directory keeps its disk space after a byte of the page was written."""
     if os.statvfs(path).f_frsize < _SAFE_BLOCK_BYTES:
         return False
-    if os.major(path.stat().st_dev):  # a block device, which btrfs never names: others need not import ctypes
+    if os.major(path.stat().st_dev):  # a block device, which btrfs never reports; this avoids an import of ctypes
         return True
     from ckstore.fs.host import statfs
 
@@ -224,7 +228,7 @@ def _names_another(path: Path) -> bool:
 
 def _is_stray_journal(path: Path) -> bool:
     """Whether a database with a log also has a non-empty rollback journal."""
-    # A process can die between the two while it makes a catalog: then the journal says that there was none before.
+    # A process that died while it created a catalog may leave both. Such a journal has a page count of 0.
     try:
         with files.opened_to_read(f"{path}-journal") as fd:
             head = os.pread(fd, _PAGE_COUNT_AT + 4, 0)
@@ -302,10 +306,10 @@ def _length(column: Sequence[object]) -> int:
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[BoundedConnection]:
     """Open the catalog to read one consistent state, without a flock and without changes."""
-    # mode=ro: such a connection cannot checkpoint the log, so it needs no flock (docs/adr/0002).
+    # A connection with mode=ro cannot checkpoint the log, so it needs no flock (docs/adr/0002).
     with _translated(path, for_writing=False), _opened(path, "ro", _READ_TIMEOUT_S) as connection:
         connection.execute("PRAGMA query_only=ON")
-        # One state for all statements of the block, whatever writers commit meanwhile.
+        # All statements of the block read the same state, whatever writers commit meanwhile.
         connection.execute("BEGIN")
         check_header(connection, path)
         yield connection
@@ -313,12 +317,14 @@ def reading(path: Path) -> Iterator[BoundedConnection]:
 
 @contextlib.contextmanager
 def writing(path: Path, *, timeout_s: float, durable: bool = True) -> Iterator[BoundedConnection]:
-    """Open the catalog for one transaction, which is durable after the block, or did not happen."""
-    # Without `durable` a power cut may undo it, and nothing is synced while the log is short.
-    # The block must not use the catalog in any other way: the flock is held.
+    """Open the catalog for one transaction, which is durable after the block. If the block raises, nothing is changed.
+
+    The block must not use the catalog in any other way, because the flock is held. Without `durable`, a power cut may
+    undo the transaction, and nothing is synced while the log is short.
+    """
     deadline = time.monotonic() + timeout_s
-    # The flock first and to the end: SQLite up to 3.51.2 can damage the file when one process checkpoints while
-    # another commits.
+    # The flock is held from the beginning to the end, because SQLite up to 3.51.2 can damage the file if one process
+    # checkpoints while another commits.
     with (
         locked(path, timeout_s=timeout_s),
         contextlib.ExitStack() as closed_last,
@@ -333,7 +339,7 @@ def writing(path: Path, *, timeout_s: float, durable: bool = True) -> Iterator[B
             with contextlib.suppress(OSError):  # there is no log
                 is_log_short = os.lstat(f"{path}-wal").st_size <= _LOG_MOST_BYTES
         if is_log_short:
-            with contextlib.suppress(sqlite3.Error):  # then closing empties the log
+            with contextlib.suppress(sqlite3.Error):  # after an error, closing empties the log
                 closed_last.enter_context(_keeping_log(path))
         else:
             empty_log(connection)
@@ -341,11 +347,13 @@ def writing(path: Path, *, timeout_s: float, durable: bool = True) -> Iterator[B
 
 @contextlib.contextmanager
 def locked(path: Path, *, timeout_s: float) -> Iterator[DirectoryLock]:
-    """Hold the flock of the catalog's writers."""
-    # It is on the directory that the catalog lies in, usually that of the store: a catalog on a local disk, of a store
-    # on a shared one, needs no lock that all hosts can take.
+    """Hold the flock of the catalog's writers.
+
+    The lock is on the directory of the catalog, usually the store. If the catalog of a shared store is on a local disk,
+    no other host needs the lock.
+    """
     try:
-        # The directory, not the file: SQLite has locks of its own on the file, and the file may be renamed aside.
+        # The file itself is not locked, because SQLite has its own locks on the file, and the file may be renamed.
         lock = lock_exclusive(path.parent, timeout_s=timeout_s)
     except OSError as error:
         msg = f"the directory of the catalog, {path.parent}, cannot be locked: {error.strerror}"
@@ -365,21 +373,21 @@ def opened_for_writing(path: Path, deadline: float) -> Iterator[BoundedConnectio
 @contextlib.contextmanager
 def transaction(connection: sqlite3.Connection) -> Iterator[None]:
     """Run the block in one `BEGIN IMMEDIATE`. Call `empty_log` afterwards."""
-    # A deferred transaction that becomes a writing one fails at once if another was faster, without waiting.
+    # A deferred transaction that begins to write fails at once, without waiting, if another writer was faster.
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield
         connection.execute("COMMIT")
     except BaseException:
-        with contextlib.suppress(sqlite3.Error):  # closing does it too; the first error is the news
+        with contextlib.suppress(sqlite3.Error):  # closing also rolls back; the first error is reported
             connection.execute("ROLLBACK")
         raise
 
 
 def empty_log(connection: sqlite3.Connection) -> None:
     """Move the WAL into the database."""
-    # The commit is durable in the WAL. A reader who keeps it, or a full disk, must not make
-    # a failure of that: the next writer truncates it.
+    # The commit is already durable in the WAL. If a reader or a full disk prevents the truncation, this is no failure,
+    # because the next writer truncates the WAL.
     with contextlib.suppress(sqlite3.OperationalError):
         connection.execute("PRAGMA busy_timeout=0")
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
@@ -393,7 +401,7 @@ def _keeping_log(path: Path) -> Iterator[None]:
     _open.add(token)
     try:
         with contextlib.closing(_connect(path, "ro", _LEAST_WAIT_S)) as reader:
-            header(reader)  # the first statement takes the lock that a reader has
+            header(reader)  # the first statement takes the lock of a reader
             yield
     finally:
         _open.discard(token)
@@ -407,21 +415,22 @@ def prepare_to_write(connection: BoundedConnection, *, durable: bool = True) -> 
 
 
 def set_journal(connection: sqlite3.Connection, *, may_map: bool, durable: bool = True) -> None:
-    """Make commits durable, with a log if it may be mapped and the filesystem supports shared mappings."""
-    # A catalog with the other journal is changed to this one.
-    # Without `durable` a power cut may undo the last commits, and damages nothing: a log is then synced when it is
-    # copied into the file, and not for each commit.
+    """Make commits durable, with a log if it may be mapped and the filesystem supports shared mappings.
+
+    A catalog with the other kind of journal is converted. Without `durable`, the log is synced only when it is copied
+    into the file, so a power cut may undo the last commits but damages nothing.
+    """
     mode = "delete"
     if may_map:
         ((mode,),) = connection.execute("PRAGMA journal_mode=WAL").fetchall()
     if mode == "wal":
         connection.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
-        # `transaction` does it after the commit: in the middle of a commit a full log would make a save wait.
+        # `empty_log` does this after the commit. An automatic checkpoint during a commit would make a save wait.
         connection.execute("PRAGMA wal_autocheckpoint=0").fetchall()
     else:
         connection.execute("PRAGMA journal_mode=TRUNCATE").fetchall()
-        # EXTRA syncs the directory too: else a power cut could bring the journal back, which rolls an acknowledged
-        # commit back.
+        # EXTRA also syncs the directory. Otherwise, a power cut could restore the journal, which would roll back an
+        # acknowledged commit.
         connection.execute("PRAGMA synchronous=EXTRA")
 
 
@@ -438,14 +447,14 @@ def header(connection: sqlite3.Connection) -> tuple[int, int]:
 
 
 def is_empty(connection: sqlite3.Connection) -> bool:
-    """Whether the database is empty, as a creator that died leaves it."""
+    """Whether the database is empty, for example because the process that created it died."""
     return not connection.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchall()
 
 
 def check_header(connection: sqlite3.Connection, path: Path, *, for_writing: bool = False) -> None:
     """Check that this is a catalog of the version that this ckstore knows."""
     application, version = header(connection)
-    # A process that died after it made the file: the next writer fills it.
+    # A process died after it created the file. The next writer fills it.
     if application == 0 and is_empty(connection):
         raise unavailable(path, "is empty", "missing")
     if application != APPLICATION_ID:
@@ -454,14 +463,14 @@ def check_header(connection: sqlite3.Connection, path: Path, *, for_writing: boo
         refuse_newer(path, version, for_writing=for_writing)
     if version < VERSION and is_schema_of(connection, version):
         raise unavailable(path, f"has schema version {version}; this ckstore uses version {VERSION}", "behind")
-    if version < VERSION:  # also that of a draft, whose steps are gone: it is made again from the directories
+    if version < VERSION:  # or a version of a draft, which has no migration
         raise unavailable(path, f"does not have a schema of version {version} that can be migrated", "damaged")
     if not is_schema_of(connection, VERSION):
         raise unavailable(path, "has tables, views or indexes that differ from what ckstore makes", "damaged")
 
 
 def refuse_newer(path: Path, version: int, *, for_writing: bool) -> None:
-    """Raise: `NewerFormat` to a writer, `CatalogUnavailable` to a reader."""
+    """Raise `NewerFormat` for a writer, and `CatalogUnavailable` for a reader."""
     found = f"has schema version {version}; this ckstore knows versions up to {VERSION}"
     if not for_writing:
         raise unavailable(path, found, "newer")
@@ -477,17 +486,17 @@ def _opened(path: Path, mode: str, timeout_s: float) -> Iterator[BoundedConnecti
     try:
         with _opening:
             seen = examine(path, alone=not _open)
-            # In the same lock as the look: a child forked in between must know that the file was being opened.
+            # Under the same lock as `examine`, because a child that is forked now must know that the file is open.
             _open.add(token)
         connection = _connect(path, mode, timeout_s)
         try:
-            # Before any statement: reading the schema of a forged file may take for ever.
+            # Set the limits before any statement, because reading the schema of a forged file may never end.
             connection.bound(seen.file_bytes)
             _check_same(path, seen.identity, "being opened")
             connection.may_map = seen.may_map
             if not connection.may_map:
-                # Before the first read, which maps the index of the log: so SQLite keeps it in private memory
-                # (sqlite.org/wal.html, "Use of WAL Without Shared-Memory").
+                # With this mode, SQLite keeps the index of the log in private memory (sqlite.org/wal.html, "Use of WAL
+                # Without Shared-Memory"). It must be set before the first read, which would map the index.
                 connection.execute("PRAGMA locking_mode=EXCLUSIVE").fetchall()
             for pragma in _PRAGMAS:
                 connection.execute(f"PRAGMA {pragma}").fetchall()
@@ -495,8 +504,8 @@ def _opened(path: Path, mode: str, timeout_s: float) -> Iterator[BoundedConnecti
             yield connection
         finally:
             connection.close()
-        # SQLite opens the log by its name: one that was put there since belongs to another database. And what was
-        # written to a file that was removed is in no catalog.
+        # SQLite opens the log by its name, so a log that was created meanwhile may belong to another database. Data
+        # that was written to a removed file is in no catalog.
         _check_same(path, seen.identity, "open")
     finally:
         _open.discard(token)
@@ -533,19 +542,19 @@ def _translated(path: Path, *, for_writing: bool) -> Iterator[None]:
         raise  # a mistake in this program
     except NotOfItsForm as error:
         raise unavailable(path, f"cannot be used: {error}", "damaged") from error
-    except UnicodeDecodeError as error:  # SQLite does not look into texts
+    except UnicodeDecodeError as error:  # SQLite does not check texts
         raise unavailable(path, f"cannot be used: it holds text that is not UTF-8: {error}", "damaged") from error
     except sqlite3.Error as error:
-        # The low byte is the kind; the rest only says where in SQLite it was noticed.
+        # The low byte is the kind of the error. The other bytes only tell where SQLite detected it.
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
         if code in _BUSY and for_writing:
             msg = f"the catalog {path} is locked by another program: {error}"
             raise InUse(msg, hint="close the program that has a transaction open in it") from error
-        # IOERR and CANTOPEN have other causes too: a trial with a file says whether there is room.
+        # IOERR and CANTOPEN can have other causes, so `has_room` tries to write a file.
         if code in _FULL and (code == sqlite3.SQLITE_FULL or not files.has_room(path.parent, _TRIED_BYTES)):
             msg = f"the catalog {path} cannot be written: the disk, or a quota on it, is full"
             raise CatalogFull(msg, hint="free space there, or raise the quota") from error
-        if code == sqlite3.SQLITE_INTERRUPT:  # by the bound on its steps
+        if code == sqlite3.SQLITE_INTERRUPT:  # by the counter of steps
             found = "cannot be used: a statement takes more steps than it would in a sound catalog of this size"
             raise unavailable(path, found, "damaged") from error
         raise unavailable(path, f"cannot be used: {error}", "damaged" if code in _DAMAGED else "unreadable") from error

@@ -1,4 +1,4 @@
-"""Queries of the catalog, each a function of an open connection. Listing imports only what it needs.
+"""Queries of the catalog, each a function of an open connection. This module imports little, so that lists start fast.
 
 Results have the form that `row_checks` requires. Otherwise the query raises `row_checks.NotOfItsForm`.
 
@@ -32,9 +32,9 @@ _PARAMETERS = 500
 T = TypeVar("T")
 
 decode_text = functools.partial(str, encoding="utf-8", errors="surrogatepass")
-"""The `text_factory` of a connection that reads what `encode_text` wrote."""
+"""The `text_factory` of a connection that reads texts from `encode_text`."""
 
-# Sorted as in a manifest, so that rows do not tell whether a save or a look at the directory made them.
+# Members are sorted as in a manifest, so that a save and a later reading of the directory make equal rows.
 _compact = json.JSONEncoder(separators=(",", ":"), allow_nan=False, sort_keys=True).encode
 
 _INFO_COLUMNS = (
@@ -61,18 +61,17 @@ STAMP = "dir_inode, manifest_inode, manifest_mtime_ns, manifest_ctime_ns"
 _LISTED = f"SELECT {IS_RIGHT}, run, step, directory, sequence, {STAMP} FROM checkpoints"  # noqa: S608
 _PLACE_FORMS = (row_checks.runs, row_checks.steps, row_checks.directories)
 _LISTED_FORMS = (row_checks.anything, *_PLACE_FORMS, row_checks.sequences, *(row_checks.integers,) * 4)
-# Without an index: an entry of the index may have lost a bit, too, and the checksum is of the table's row.
+# No index is used, because a bit may have flipped in an entry of the index, which the checksum does not cover.
 _IN_ORDER = "NOT INDEXED WHERE ?1 IS NULL OR run = ?1 ORDER BY sequence, created, manifest_id"
 
 
 class CatalogListing(NamedTuple):
     """The checkpoints in the catalog, with only their place in the order of commits."""
 
-    # key -> stamp of the directory and the manifest that the row was made from, of the rows that are as they
-    # were written.
+    # Key -> stamp of the directory and the manifest from which the row was made. It has only unchanged rows.
     stamps: dict[CheckpointKey, Stamp]
-    sequences: dict[CheckpointKey, int]  # key -> sequence number, as the manifest said
-    wrong_count: int  # how many rows are not as they were written: a bit has flipped in them
+    sequences: dict[CheckpointKey, int]  # key -> sequence number in the manifest
+    wrong_count: int  # number of rows in which a bit has flipped since they were written
 
 
 class Proposal(NamedTuple):
@@ -80,38 +79,38 @@ class Proposal(NamedTuple):
 
     # The rows of the newest listed checkpoints, and of the one whose manifest was written last.
     newest: CatalogListing
-    # The places that are listed, and that the catalog knows under another inode number or not at all.
+    # The keys of listed directories that the catalog does not have, or has with another inode number.
     unknown: set[CheckpointKey]
-    missing: set[CheckpointKey]  # the places of rows that are not listed
+    missing: set[CheckpointKey]  # the keys of rows whose directories are not listed
 
 
 class Described(NamedTuple):
     """Descriptions of checkpoints from rows."""
 
-    infos: list[CheckpointInfo]  # of the rows that are as they were written
-    wrong_count: int  # how many are not
+    infos: list[CheckpointInfo]  # from the unchanged rows
+    wrong_count: int  # number of rows that changed since they were written
 
 
 class Outline(NamedTuple):
     """The facts that opening a store compares with the directories."""
 
-    listing: CatalogListing  # what the rows of all checkpoints say
-    tags: dict[str, CheckpointKey]  # name -> key, of the first generation
-    blobs_listed: str  # the boot during which all blobs were listed last; empty if they never were
+    listing: CatalogListing  # from the rows of all checkpoints
+    tags: dict[str, CheckpointKey]  # name -> key of the first generation
+    blobs_listed: str  # id of the boot during which all blobs were last listed; empty if they never were
 
 
 class Counted(NamedTuple):
     """The number of checkpoints in a catalog at one moment."""
 
-    checkpoints: int  # how many there are
-    newest: int  # the greatest sequence number; 0 without one
-    at_s: float  # when it was asked, by the monotonic clock
+    checkpoints: int  # number of checkpoints
+    newest: int  # the greatest sequence number; 0 without checkpoints
+    at_s: float  # time of the query, by the monotonic clock
 
 
 class PieceLocation(NamedTuple):
     """The location of a piece in the store."""
 
-    blob: str  # digest of the blob that holds it
+    blob: str  # digest of the blob that contains it
     blob_nbytes: int  # size of the whole blob in bytes
     offset: int  # bytes from the start of the blob to the piece
     length: int  # size of the piece in bytes
@@ -168,13 +167,13 @@ def encode_stamp(stamp: Stamp) -> tuple[int, int, int, int]:
 def decode_stamps(*columns: Sequence[int]) -> Iterator[Stamp]:
     """Return the stamps whose fields are the columns, with unsigned numbers again."""
     for n, column in enumerate(columns):
-        if min(column) < 0:  # few are
+        if min(column) < 0:  # rare
             columns = (*columns[:n], [number % 2**64 for number in column], *columns[n + 1 :])
     return map(Stamp._make, zip(*columns, strict=True))
 
 
 def in_parts(items: Sequence[T]) -> Iterator[tuple[str, Sequence[T]]]:
-    """Yield `items` in batches for one statement each, with the ``(?, ?, ...)`` for each batch."""
+    """Yield `items` in batches for one statement each, after the placeholders ``(?, ?, ...)`` for the batch."""
     for at in range(0, len(items), _PARAMETERS):
         part = items[at : at + _PARAMETERS]
         yield f"({', '.join('?' * len(part))})", part
@@ -216,20 +215,19 @@ def places_of_id(connection: sqlite3.Connection, manifest_id: str) -> list[Check
 
 def first_by_order(connection: sqlite3.Connection, run: str | None, count: int) -> list[CheckpointKey]:
     """Return the keys of the newest rows of a run, or of all, and of the one whose manifest was written last."""
-    # The index is asked and the table looked through, so that a bit that has flipped in one of them hides no
-    # checkpoint.
     query = (
         "SELECT run, step, directory, sequence FROM checkpoints {} WHERE ?1 IS NULL OR run = ?1"
         " ORDER BY sequence DESC, created DESC, manifest_id DESC LIMIT ?2"
     )
-    # By the index, which gives the newest without reading all rows.
+    # The index gives the newest checkpoints without reading all rows.
     first = connection.execute(query.format("INDEXED BY checkpoints_by_order"), (run, count)).fetchall()
     ((*last, written_ns, later),) = connection.execute(
         "SELECT run, step, directory, max(manifest_mtime_ns), total(sequence >= ?2) FROM checkpoints NOT INDEXED"
         " WHERE ?1 IS NULL OR run = ?1",
         (run, first[-1][3] if first else 0),
     ).fetchall()
-    # The table disagrees with the index: a bit has flipped in one of them, so both are asked.
+    # If the table disagrees with the index, a bit has flipped in one of them. Both are used, so that no checkpoint is
+    # hidden.
     if later != len(first):
         first += connection.execute(query.format("NOT INDEXED"), (run, count)).fetchall()
     rows = [row[:3] for row in first] + ([] if written_ns is None else [tuple(last)])
@@ -259,7 +257,7 @@ def _listing(rows: list[tuple[Any, ...]]) -> CatalogListing:
     right = checked([row for row in rows if row[0]], *_LISTED_FORMS)
     if not right:
         return CatalogListing({}, {}, len(rows))
-    _, runs, steps, names, sequences, *stamps = zip(*right, strict=True)  # by columns, which takes a third
+    _, runs, steps, names, sequences, *stamps = zip(*right, strict=True)  # working on columns takes a third of the time
     places = [*map(CheckpointKey, runs, steps, names)]
     known = dict(zip(places, decode_stamps(*stamps), strict=True))
     return CatalogListing(known, dict(zip(places, sequences, strict=True)), len(rows) - len(right))
@@ -267,8 +265,8 @@ def _listing(rows: list[tuple[Any, ...]]) -> CatalogListing:
 
 def counts(connection: sqlite3.Connection) -> dict[str, int]:
     """Return the number of checkpoints of each run."""
-    # Ten times as fast as by group where there is one run. Not count(*), for which SQLite walks over pages without
-    # counting its steps: a ring of them would have no end.
+    # With one run, this is ten times as fast as GROUP BY. A plain count(*) must not be used, because SQLite counts no
+    # steps for it, and would never end if the pages form a ring.
     ((first, last, count),) = connection.execute(
         "SELECT (SELECT min(run) FROM checkpoints), (SELECT max(run) FROM checkpoints),"
         " (SELECT count(id) FROM checkpoints)"
@@ -281,7 +279,7 @@ def counts(connection: sqlite3.Connection) -> dict[str, int]:
 
 
 def chosen(connection: sqlite3.Connection, run: str, *, newest: int, off_every: int) -> CatalogListing:
-    """Return like `listing` the `newest` checkpoints of `run`, and all whose step `off_every` does not divide."""
+    """Return the `newest` checkpoints of `run` and all whose step is not a multiple of `off_every`, like `listing`."""
     last = f"{_LISTED} WHERE run = ? ORDER BY sequence DESC, created DESC, manifest_id DESC LIMIT ?"
     off = f"{_LISTED} WHERE run = ? AND step % ? <> 0"
     rows = connection.execute(last, (run, newest)).fetchall() + connection.execute(off, (run, off_every)).fetchall()
@@ -302,9 +300,11 @@ def infos(
     published: Mapping[CheckpointKey, Stamp | None] | None = None,
     durable: bool = True,
 ) -> Described:
-    """Return the checkpoints of `run`, or of all runs, in the order of commits; or those at `places`, unordered."""
-    # Without rows that are not as they were written, and those of directories that do not have the stamp in
-    # `published`.
+    """Return the checkpoints of `run`, or of all runs, in the order of commits; or those at `places`, unordered.
+
+    Rows that changed since they were written are left out. If `published` is given, so are rows whose stamp differs
+    from the stamp of the directory in `published`.
+    """
     connection.text_factory = decode_text
     tagged: dict[CheckpointKey, list[str]] = {}
     for name, target in sorted(tags(connection).items()):
@@ -327,7 +327,7 @@ def infos(
     for row, metrics in zip(right, decode_metrics([row[_METRICS] for row in right]), strict=True):
         text = row[_METRICS + 1]
         metadata = {} if text == "{}" else decoded_metadata(row_checks.parsed_metadata(text))
-        # By position: `_INFO_COLUMNS` has the fields in their order, and tags and `durable` are the next two.
+        # Fields are passed by position, in the order of `_INFO_COLUMNS`. The next two are `tags` and `durable`.
         key = _key_in(row)
         fields = (*row[:_METRICS], metrics, metadata, tuple(tagged.get(key.any_generation, ())), durable)
         unhealthy, unchanged = row_checks.parsed_health(row[_HEALTH])
@@ -338,7 +338,7 @@ def infos(
 
 def count_and_sequence(connection: sqlite3.Connection) -> tuple[int, int]:
     """Return the number of checkpoints, and the greatest sequence number, or 0 without checkpoints."""
-    # One after the other: of both at once the second would not come from its index.
+    # These are two subqueries, because SQLite would not use the index for the maximum in a common query.
     query = "SELECT (SELECT count(id) FROM checkpoints), (SELECT max(sequence) FROM checkpoints)"
     ((count, newest),) = connection.execute(query).fetchall()
     checked([(newest,)] if count else [], row_checks.sequences)
@@ -358,13 +358,12 @@ def find_pieces(connection: sqlite3.Connection, digests: Collection[str]) -> tup
         rows = connection.execute(query, part).fetchall()
         for piece, *where in checked(rows, row_checks.digests, row_checks.digests, *(row_checks.sizes,) * 3):
             location = PieceLocation(*where)
-            # Subtracted, not added: of two forged sizes the sum could pass 2^63.
             if location.offset > location.blob_nbytes - location.length:
                 raise row_checks.NotOfItsForm(f"wanted a piece inside its blob, found {location}")
             found[piece] = location
         query = f"SELECT digest, nbytes FROM blobs WHERE digest IN {marks}"  # noqa: S608
         for piece, nbytes in checked(connection.execute(query, part).fetchall(), row_checks.digests, row_checks.sizes):
-            # Last, so that a whole blob wins over a pack: it is never mostly dead.
+            # This is done last, so that a blob of its own is preferred to a pack, which may be mostly dead.
             found[piece] = PieceLocation(piece, nbytes, 0, nbytes)
     return found, counted
 
@@ -421,11 +420,10 @@ def _readings(rows: list[tuple[str, int, int, int, int]]) -> list[Reading]:
 def oldest_reading(
     connection: sqlite3.Connection, place: CheckpointKey | None, *, now_ns: int
 ) -> tuple[int, int, int | None]:
-    """Return the number of blobs of a checkpoint, of those without a reading, and the oldest reading.
+    """Return the number of blobs of a checkpoint, the number of those without a reading, and the oldest reading.
 
-    Without a `place`, they are those of all checkpoints.
+    Without a `place`, the blobs of all checkpoints are counted. Readings after `now_ns` are ignored.
     """
-    # Readings after `now_ns` are ignored.
     used = "SELECT u.blob_id FROM uses u"
     if place is not None:
         used += " JOIN checkpoints c ON c.id = u.checkpoint_id WHERE c.run = ? AND c.step = ? AND c.directory = ?"
@@ -452,7 +450,7 @@ def blobs_of(
 
 def unused(connection: sqlite3.Connection) -> list[tuple[str, int]]:
     """Return (digest, size) of blobs that no checkpoint uses."""
-    # Only the candidates are looked at, so that it costs what there is to free.
+    # Only the candidates are examined, so that the time depends on the number of blobs to free.
     rows = connection.execute(
         "SELECT b.digest, b.nbytes FROM candidates c JOIN blobs b ON b.id = c.blob_id"
         " WHERE NOT EXISTS (SELECT 1 FROM uses u WHERE u.blob_id = c.blob_id)"

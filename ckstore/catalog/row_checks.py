@@ -5,11 +5,11 @@ no digest, run, step, size, tag or document of a row is used before its form was
 whole file, which is set aside and rebuilt from the directories. A value of the right form may still be false, so the
 directories decide.
 
-Columns are checked, not cells: listing 100,000 checkpoints calls each form once.
+Whole columns are checked at once. So listing 100,000 checkpoints calls each form once.
 
-In addition, a row of `checkpoints` has a checksum. A row in which a bit has flipped does not count, and its manifest is
-read. This detects accidents. A row that was forged together with its checksum decides nothing, nor do the other tables:
-docs/protocol.md, "The catalog proposes, the directories decide".
+In addition, a row of `checkpoints` has a checksum. A row in which a bit has flipped is ignored, and the manifest is
+read instead. This detects accidents. A row that was forged together with its checksum decides nothing, and neither do
+the other tables; see docs/protocol.md, "The catalog proposes, the directories decide".
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _NOT_FINITE = frozenset({"nan", "inf", "-inf"})
 
 
 class NotOfItsForm(ValueError):
-    """A value of a row does not have its form. `connection` converts it into `CatalogUnavailable`, why ``damaged``."""
+    """A value of a row does not have its form. `connection` converts it into `CatalogUnavailable`, ``damaged``."""
 
 
 def checked(rows: list[Row], *forms: Form) -> list[Row]:
@@ -52,103 +52,103 @@ def checked(rows: list[Row], *forms: Form) -> list[Row]:
     return rows
 
 
-# ------------------------------------------------------------------------------------------- of columns
+# ---------------------------------------------------------------------------------------------- columns
 
 
 def anything(_values: Collection[Any]) -> None:
-    """Accept anything."""
+    """Accept any value."""
 
 
 def texts(values: Collection[Any]) -> None:
-    """Ask for texts."""
+    """Require texts."""
     _only(values, {str})
 
 
 def times(values: Collection[Any]) -> None:
-    """Ask for times, as manifests write them."""
+    """Require times, as manifests write them."""
     _matching(values, CREATED_PATTERN, "a time")
 
 
 def digests(values: Collection[Any]) -> None:
-    """Ask for digests of blobs, manifests or contents."""
+    """Require digests of blobs, manifests or contents."""
     _matching(values, DIGEST_PATTERN, "a digest")
 
 
 def digests_or_nothing(values: Collection[Any]) -> None:
-    """Ask for digests, or NULL."""
+    """Require digests, or NULL."""
     digests([value for value in values if value is not None])
 
 
 def runs(values: Collection[Any]) -> None:
-    """Ask for names of runs."""
+    """Require names of runs."""
     _each(set(values), check_run)
 
 
 def tags(values: Collection[Any]) -> None:
-    """Ask for names of tags."""
+    """Require names of tags."""
     _each(values, check_tag)
 
 
 def integers(values: Collection[Any]) -> None:
-    """Ask for integers, such as inode numbers, which use all 64 bits."""
+    """Require integers, such as inode numbers, which use all 64 bits."""
     _only(values, {int})
 
 
 def steps(values: Collection[Any]) -> None:
-    """Ask for steps."""
+    """Require steps."""
     _between(values, 0, MAX_STEP, "a step")
 
 
 def directories(values: Collection[Any]) -> None:
-    """Ask for names of the directories of checkpoints."""
+    """Require names of the directories of checkpoints."""
     _only(values, {str})
     if not all(map(parse_directory, values)):
         _refuse("the name of a directory", next(value for value in values if parse_directory(value) is None))
 
 
 def sequences(values: Collection[Any]) -> None:
-    """Ask for sequence numbers."""
+    """Require sequence numbers."""
     _between(values, 1, SAFE_INT, "a sequence number")
 
 
 def sizes(values: Collection[Any]) -> None:
-    """Ask for sizes in bytes, offsets and counts."""
+    """Require sizes in bytes, offsets and counts."""
     _between(values, 0, _MOST, "a size")
 
 
 def sizes_or_nothing(values: Collection[Any]) -> None:
-    """Ask for sizes, or NULL."""
+    """Require sizes, or NULL."""
     sizes([value for value in values if value is not None])
 
 
 def flags(values: Collection[Any]) -> None:
-    """Ask for 0 or 1."""
+    """Require 0 or 1."""
     _between(values, 0, 1, "0 or 1")
 
 
 def metrics(values: Collection[Any]) -> None:
-    """Ask for JSON objects of name -> number."""
+    """Require JSON objects of name -> number."""
     for value in set(values):
         check_metrics(_parsed(value, dict))
 
 
 def metadata(values: Collection[Any]) -> None:
-    """Ask for JSON objects as `describe.encode_metadata` makes them."""
+    """Require JSON objects as `describe.encode_metadata` makes them."""
     for value in set(values):
         parsed_metadata(value)
 
 
 def healths(values: Collection[Any]) -> None:
-    """Ask for results of `queries.encode_health`."""
+    """Require results of `queries.encode_health`."""
     for value in set(values):
         parsed_health(value)
 
 
-# --------------------------------------------------------------------------------------------- of cells
+# ------------------------------------------------------------------------------------------------ cells
 
 
 def check_metrics(found: Mapping[str, Any]) -> None:
-    """Ask that each value is a number, or the text of one that JSON lacks."""
+    """Require that each value is a number, or the text of one that JSON lacks."""
     for value in found.values():
         if type(value) not in (int, float) and not (isinstance(value, str) and value in _NOT_FINITE):
             _refuse("a number", value)
@@ -213,7 +213,7 @@ def _refuse(wanted: str, found: object) -> None:
     raise NotOfItsForm(f"wanted {wanted}, found {shown(found)}")
 
 
-# -------------------------------------------------------------------------------------------- of tables
+# ----------------------------------------------------------------------------------------------- tables
 
 TABLES: Mapping[str, Mapping[str, Form]] = {
     "checkpoints": {
@@ -248,7 +248,7 @@ TABLES: Mapping[str, Mapping[str, Form]] = {
     "store": {"uuid": texts, "blobs_listed": texts},
     "readings": {"blob_id": integers, "read_ns": integers, "read_to": integers},
 }
-"""The form of every column but row numbers; a test compares the names with the schema."""
+"""The form of every column except row numbers. A test compares the names with the schema."""
 
 _STRAYS = {
     "more bytes in use than a blob has": "SELECT 1 FROM uses u JOIN blobs b ON b.id = u.blob_id"
@@ -263,7 +263,7 @@ _BATCH = 1000
 def check_tables(connection: sqlite3.Connection) -> None:
     """Check every row of every table, since SQLite's own tests check neither texts nor their meaning."""
     for table, forms in TABLES.items():
-        # In batches: a catalog of a million pieces would take gigabytes as one list.
+        # Rows are fetched in batches, because a catalog of a million pieces would take gigabytes as one list.
         cursor = connection.execute(f"SELECT {', '.join(forms)} FROM {table}")  # noqa: S608 - names of the schema
         while rows := cursor.fetchmany(_BATCH):
             checked(rows, *forms.values())
@@ -299,22 +299,23 @@ _FREE_TEXTS = ("writer", "message")
 
 _HALF = 2**63
 
-# All of it is C: in a function of Python a signal's handler could run, whose exception SQLite's module swallows.
+# All functions are implemented in C. In a Python function, a signal handler could run, and Python's SQLite module would
+# ignore its exception.
 _FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "row_digest": xxhash.xxh3_64_digest,
     "as_integer": partial(int.from_bytes, byteorder="big", signed=True),  # SQLite's integers are signed
-    "less_half": partial(operator.xor, -_HALF),  # of 64 bits without a sign: the same as to subtract the half
+    "less_half": partial(operator.xor, -_HALF),  # flips the highest of 64 bits
 }
 
-# SQLite puts the columns together: 1.7 ms for 1,000 rows, less than half of what Python takes for it.
+# SQLite joins the columns, which takes 1.7 ms for 1,000 rows, less than half of the time in Python.
 CHECKSUM = (
     f"less_half(as_integer(row_digest(coalesce(CAST(printf('{'%s|' * len(_PLAIN)}', {', '.join(_PLAIN)})"
     f"{''.join(f' || char(0) || {name}' for name in _FREE_TEXTS)} AS BLOB), x''))))"
 )
-"""SQL: the checksum that a row of `checkpoints` must have."""
+"""The SQL expression for the checksum that a row of `checkpoints` must have."""
 
 IS_RIGHT = f"(checksum IS {CHECKSUM})"
-"""SQL: whether a row of `checkpoints` is unchanged since it was written."""
+"""The SQL condition that a row of `checkpoints` is unchanged since it was written."""
 
 
 def install(connection: sqlite3.Connection) -> None:

@@ -38,7 +38,7 @@ _DESCRIBED = (
 
 
 def set_checkpoint(connection: sqlite3.Connection, key: CheckpointKey, found: Published | None) -> None:
-    """Make the rows of a key equal to `found`. Remove them without a `found` checkpoint."""
+    """Make the rows of a key equal to `found`, or remove them if there is no such checkpoint."""
     if found is not None and (found.manifest.run, found.manifest.step) != key.run_step:
         wrong = found.manifest.name
         raise BadInput(f"the manifest in {key.run}/{key.directory} says that it is {wrong}")
@@ -50,16 +50,16 @@ def set_checkpoint(connection: sqlite3.Connection, key: CheckpointKey, found: Pu
     if found is not None and len(rows) == 1:
         ((checkpoint_id, right, *said),) = rows
         stamp = encode_stamp(found.stamp)
-        # The same already: a save that nothing changed writes no page.
+        # If nothing changed, no page is written.
         is_same = right and tuple(said[len(stamp) :]) == _described(found)
-        # Of what was let go since, or has come back, or was compacted, the uses are others.
+        # An eviction, a fetch or a compaction changes the uses.
         wanted = {file.digest for file in found.local_files}
         used = "SELECT b.digest FROM uses u JOIN blobs b ON b.id = u.blob_id WHERE u.checkpoint_id = ?"
         if is_same and wanted == {digest for (digest,) in connection.execute(used, (checkpoint_id,))}:
             if tuple(said[: len(stamp)]) != stamp:  # the same checkpoint in another directory
                 _set_stamp(connection, checkpoint_id, stamp)
             return
-    # All rows of the place: a damaged index can let two of them in.
+    # All rows of the key are removed, because a damaged index may have admitted two.
     for row in rows:
         _remove_checkpoint(connection, row[0])
     if found is not None:
@@ -170,7 +170,7 @@ def set_blobs_listed(connection: sqlite3.Connection, boot_id: str) -> None:
 
 def _remove_checkpoint(connection: sqlite3.Connection, checkpoint_id: int) -> None:
     connection.execute(
-        # Before the row goes, whose uses go with it: afterwards no row says which blobs lost their last use.
+        # This precedes the deletion of the row and its uses. Afterwards, it is unknown which blobs lost their last use.
         "INSERT OR IGNORE INTO candidates (blob_id)"
         " SELECT mine.blob_id FROM uses AS mine WHERE mine.checkpoint_id = ?1 AND NOT EXISTS ("
         "  SELECT 1 FROM uses AS other"
@@ -210,17 +210,17 @@ class _Contents:
 
     @property
     def used_bytes(self) -> int:
-        if not self.pieces:  # of a compacted checkpoint: an encoded blob, or a base
+        if not self.pieces:  # an encoded blob or a base of a compacted checkpoint
             return self.nbytes
-        # With the alignment of pieces in packs: or a pack of one-element tensors would look dead from the start.
+        # Count the alignment of pieces in packs. Otherwise, a pack of one-element tensors would seem mostly dead.
         return min(self.nbytes, sum(-(-length // 64) * 64 for _, length in self.pieces.values()))
 
 
 def _contents(found: Published) -> list[_Contents]:
-    # Only local files: the bytes of remote-only blobs may be freed, and no save may find their pieces.
+    # Only local files count, because the bytes of remote-only blobs may be freed, and no save may find their pieces.
     stored = {file.digest: _Contents(file.digest, file.nbytes, {}) for file in found.local_files}
     manifest = found.manifest
-    # Pieces in an encoded blob have no place where a save could find them.
+    # Pieces in an encoded blob are skipped, because a save cannot reuse them.
     places = [stored.get(blob.digest) for blob in manifest.blobs]
     for storage in manifest.storages:
         for extent in storage.extents:
@@ -230,7 +230,7 @@ def _contents(found: Published) -> list[_Contents]:
 
 
 def _insert_blobs(connection: sqlite3.Connection, checkpoint_id: int, found: Published) -> None:
-    blobs = sorted(_contents(found), key=lambda blob: blob.digest)  # neighbours in the index, not pages at random
+    blobs = sorted(_contents(found), key=lambda blob: blob.digest)  # so that index pages are not written at random
     connection.executemany(
         "INSERT INTO blobs (digest, nbytes, is_pack) VALUES (?, ?, ?)"
         " ON CONFLICT (digest) DO UPDATE SET nbytes = excluded.nbytes, is_pack = excluded.is_pack"
@@ -258,9 +258,9 @@ def _insert_pieces(connection: sqlite3.Connection, packs: list[_Contents], seque
         for piece, (offset, length) in pack.pieces.items()
         if piece != pack.digest
     ]
-    # In the order of the primary key: pages are then filled one after another.
+    # In the order of the primary key, pages are filled one after another.
     rows.sort()
-    # The newest checkpoint knows best: it may have moved a piece out of a pack that is mostly dead.
+    # The location in the newest checkpoint is kept, because it may have moved a piece out of a mostly dead pack.
     connection.executemany(
         "INSERT INTO pieces (digest, blob_id, offset, nbytes, sequence) VALUES (?, ?, ?, ?, ?)"
         " ON CONFLICT (digest) DO UPDATE SET blob_id = excluded.blob_id, offset = excluded.offset,"

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 def dead_pack_bytes(connection: sqlite3.Connection, without: Collection[CheckpointKey] = ()) -> int:
     """Return an upper bound of the dead bytes in used packs.
 
-    For each pack, it is the bytes that the checkpoint with the greatest use does not use.
+    In each pack, these are the bytes beyond the largest number that a single checkpoint uses. The checkpoints in
+    `without` count as dropped.
     """
-    # The checkpoints in `without` count as dropped.
-    # Without the condition the index gives the greatest of a pack at once, however many use it.
+    # Without the condition, SQLite reads the greatest use of a pack from the index, however many checkpoints use it.
     but = f" AND u.checkpoint_id NOT IN ({_numbers(connection, without)})" if without else ""
     ((total,),) = connection.execute(
         "SELECT sum(b.nbytes - best) FROM ("  # noqa: S608 - numbers of rows
@@ -53,7 +53,7 @@ def _numbers(connection: sqlite3.Connection, places: Collection[CheckpointKey]) 
         for marks, part in in_parts(of_run):
             query = f"SELECT id FROM checkpoints WHERE run = ? AND directory IN {marks}"  # noqa: S608
             found += connection.execute(query, (run, *part)).fetchall()
-    # Numbers of rows, made integers: nothing of the caller's gets into the text of a statement.
+    # Row numbers are converted to integers, so that no text of the caller gets into a statement.
     return ", ".join(str(int(number)) for (number,) in found)
 
 
@@ -79,7 +79,7 @@ def pack_uses(connection: sqlite3.Connection) -> list[tuple[CheckpointKey, str, 
 def without_use(
     connection: sqlite3.Connection, digests: Collection[str], *, without: Collection[CheckpointKey] = ()
 ) -> set[str]:
-    """Return those of the blobs that no checkpoint except perhaps `without` uses, including unknown blobs."""
+    """Return the digests that no checkpoint uses, apart from those in `without`. Unknown digests are included."""
     listed = _numbers(connection, without)
     used: set[str] = set()
     for marks, part in in_parts(sorted(set(digests))):

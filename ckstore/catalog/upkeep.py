@@ -20,7 +20,7 @@ from ckstore_migrations import APPLICATION_ID, VERSION
 from ckstore_migrations.schema import is_schema_of
 
 SET_ASIDE_KEPT = 3
-"""The number of catalogs of each kind that are kept when set aside. The oldest are removed."""
+"""The number of set-aside catalogs of each kind that are kept. Older ones are removed."""
 
 Aside = Literal["damaged", "old"]
 
@@ -28,10 +28,12 @@ _OLDEST_SQLITE = (3, 37, 0)
 
 
 def create_or_migrate(path: Path, store: str, *, timeout_s: float) -> bool:
-    """Create the catalog, or update its schema. Return False if it was up to date, which is usual, and fast."""
-    # `store` is the uuid that it keeps; empty: none.
-    # A look without a lock first: it is the usual case of every opening.
-    with contextlib.suppress(CkstoreError), connections.reading(path):  # the careful way reports what is wrong
+    """Create the catalog, or update its schema. Return False if it was up to date, which is usual, and fast.
+
+    `store` is the uuid of the store that the catalog records, or empty.
+    """
+    # Most openings find a current catalog and need no lock. Any error is raised again below.
+    with contextlib.suppress(CkstoreError), connections.reading(path):
         return False
     _check_sqlite()
     deadline = time.monotonic() + timeout_s
@@ -40,14 +42,16 @@ def create_or_migrate(path: Path, store: str, *, timeout_s: float) -> bool:
 
 
 def replace(path: Path, store: str, *, timeout_s: float) -> Path | None:
-    """Set the catalog aside, whatever it is, and create an empty one, under one lock. Return the old one's new path."""
-    # But for one that a newer ckstore made: nothing is changed then.
+    """Set the catalog aside, even if it is damaged, and create an empty one, under one lock. Return the new path.
+
+    A catalog that a newer ckstore made is not changed.
+    """
     _check_sqlite()
     deadline = time.monotonic() + timeout_s
     with connections.locked(path, timeout_s=timeout_s):
         aside = None
         if os.path.lexists(path):
-            # A newer ckstore may keep what this one does not know, so its catalog is not thrown away.
+            # The catalog of a newer ckstore may have data that this ckstore does not know, so it is kept.
             _refuse_newer(path)
             aside = _move_aside(path, "old")
         _create_or_migrate(path, store, deadline)
@@ -63,7 +67,7 @@ def _check_sqlite() -> None:
 
 def _create_or_migrate(path: Path, store: str, deadline: float) -> bool:
     """Create or update the catalog like `create_or_migrate`, with the flock already held."""
-    # Made by us and not by SQLite, which follows symlinks and obeys the umask.
+    # The file is created here, because SQLite would follow symlinks and apply the umask.
     _make_file(path)
     with connections.opened_for_writing(path, deadline) as connection:
         application, version = connections.header(connection)
@@ -77,9 +81,9 @@ def _create_or_migrate(path: Path, store: str, deadline: float) -> bool:
             raise unavailable(path, f"does not have the schema of version {version}", "damaged")
         connections.prepare_to_write(connection)
         with connections.transaction(connection):
-            # All steps in one transaction: a process that dies leaves the schema of before, or the new one.
+            # All steps are in one transaction, so that a process that dies leaves the old or the new schema.
             _apply(connection, store)
-            if not is_schema_of(connection, VERSION):  # else the next opener would take it for damaged
+            if not is_schema_of(connection, VERSION):  # otherwise, the next opening would report damage
                 found = "cannot be made: this SQLite writes a schema that ckstore does not know"
                 raise unavailable(path, found, "unreadable")
         connections.empty_log(connection)
@@ -88,10 +92,9 @@ def _create_or_migrate(path: Path, store: str, deadline: float) -> bool:
 
 def set_aside(path: Path, *, timeout_s: float) -> Path | None:
     """Move a damaged catalog away; return its new path, or None if it is intact."""
-    # It is checked again under the lock, whole: another process may have made a good one meanwhile.
     with connections.locked(path, timeout_s=timeout_s):
-        # Judged again under the lock: of two processes that saw the damage the second must not move the new catalog
-        # away.
+        # The catalog is checked again under the lock. If two processes saw the damage, the second must not move the new
+        # catalog away.
         if not os.path.lexists(path) or not problems(path, thorough=True):
             return None
         return _move_aside(path, "damaged")
@@ -107,12 +110,14 @@ def _refuse_newer(path: Path) -> None:
 
 
 def problems(path: Path, *, thorough: bool = False) -> list[str]:
-    """Return the problems of the catalog, one sentence each."""
-    # `thorough` compares the indexes with their tables, and looks at the form of every row.
+    """Return the problems of the catalog, one sentence each.
+
+    With `thorough`, the indexes are compared with their tables, and the form of every row is checked.
+    """
     try:
         with connections.reading(path) as connection:
             test = "integrity_check" if thorough else "quick_check"
-            # Twenty messages tell a person enough; one is enough for a decision.
+            # Twenty messages are enough for a user.
             rows = connection.execute(f"PRAGMA {test}(20)").fetchall()
             found = [f"{path}: {text}" for (text,) in rows if text != "ok"]
             rows = connection.execute("PRAGMA foreign_key_check").fetchall()
@@ -144,8 +149,8 @@ def _apply(connection: sqlite3.Connection, store: str) -> None:
 
     from ckstore_migrations import apply
 
-    # sqlite-utils begins a transaction that could not become a writing one when another process is
-    # ahead; inside ours it uses savepoints. Plugins of the user's environment have no place here.
+    # Outside a transaction, sqlite-utils would begin a deferred one, which fails if another process writes first. Here,
+    # it uses savepoints inside this transaction. Plugins of the user's environment are disabled.
     database = Database(connection, execute_plugins=False, recursive_triggers=False)
     apply(database)
     if store:
@@ -154,24 +159,23 @@ def _apply(connection: sqlite3.Connection, store: str) -> None:
             " ON CONFLICT (id) DO UPDATE SET uuid = excluded.uuid WHERE uuid = ''",
             (store,),
         )
-    # Last: a file with this number has everything that comes before it in the transaction.
+    # The version is set last, so that a file with it has everything that precedes it in the transaction.
     connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
     connection.execute(f"PRAGMA user_version={VERSION}")
 
 
 def _move_aside(path: Path, kind: Aside) -> Path:
-    """Rename the catalog and its log, durably, and remove the oldest ones set aside. The flock is held."""
-    # The database goes first: a process that dies before the log follows leaves a log without a database, which
-    # `_make_file` never takes for part of the next one. A database without its log might look sound, and be half of a
-    # change.
+    """Rename the catalog and its log, durably, and remove the oldest ones set aside. The flock must be held."""
+    # The database is renamed first. If the process then dies, it leaves a log without a database, which `_make_file`
+    # never uses for the next catalog. A database without its log could seem intact, although a change is incomplete.
     try:
         numbers = _numbers_aside(path, kind)
         aside = path.with_name(f"{path.name}.{kind}-{max(numbers, default=0) + 1}")
         for suffix in ("", *SUFFIXES):
             with contextlib.suppress(FileNotFoundError):
-                # Renamed, never removed: a person may want to look at what was damaged.
+                # Files are renamed instead of removed, so that a user can examine the damage.
                 links.rename(f"{path}{suffix}", f"{aside}{suffix}")
-        # Durable before a new one is made: a power cut must not bring the old log back beside the new database.
+        # This must be durable before a new catalog is created. A power cut must not restore the old log next to it.
         files.sync_directory(path.parent)
         for number in sorted(numbers, reverse=True)[SET_ASIDE_KEPT - 1 :]:
             for suffix in ("", *SUFFIXES):
