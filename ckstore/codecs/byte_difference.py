@@ -13,10 +13,10 @@ import zstandard
 if TYPE_CHECKING:
     from ckstore.model.digest import Buffer
 
-_LEVEL = 1  # what the other writers of the layout use: higher levels take longer than the bytes that they save
+_LEVEL = 1  # the level of other programs that write this layout; higher levels save few bytes for their time
 _POSITION_BYTES = 4
 POSITIONS_MOST_BYTES = 2 ** (8 * _POSITION_BYTES)
-"""Bytes that an `OverwriteFrame` can address."""
+"""The number of bytes that an `OverwriteFrame` can address."""
 
 
 class LargeDifference(Exception):
@@ -40,7 +40,7 @@ class XorFrame:
     """The new bytes xor the old ones. Applied twice, it restores the old ones."""
 
     def __init__(self, nbytes: int) -> None:
-        # With its size, since some readers allocate by it.
+        # The frame contains its size, because some readers allocate memory by it.
         self._compressor = zstandard.ZstdCompressor(level=_LEVEL).compressobj(size=nbytes)
         self._parts: list[bytes] = []
         self._is_changed = False
@@ -75,13 +75,13 @@ class OverwriteFrame:
         if len(found):
             self._values.append(values)
             self._positions.append((found + start).astype("<u4"))
-            # Before compression, since this much is in memory.
+            # The limit applies to the size before compression, because this much is in memory.
             self._count += len(found)
             if (_POSITION_BYTES + 1) * self._count > self._most_bytes:
                 raise LargeDifference
 
     def skip(self, _: int) -> None:
-        """Pass over a part that did not change."""
+        """Skip a part that did not change."""
 
     def end(self) -> bytes | None:
         """Return the frame, or None if nothing changed."""

@@ -1,7 +1,7 @@
-"""Predictions from a base: the base itself, or its copy in half the width. Source: docs/format/encoded-1.md.
+"""Predictions from a base: the base itself, or its copy in half the width.
 
-See its section "Predictions". A wrong prediction costs bytes, never correctness, since the difference from it is always
-stored.
+A wrong prediction only costs bytes, because the difference from it is always stored. Source: docs/format/encoded-1.md,
+"Predictions".
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _bf16(base: Buffer) -> memoryview:
 
 
 def _fp16(base: Buffer) -> memoryview:
-    """Return float32 rounded to the nearest float16, ties to even. NaN becomes 0x7e00, values beyond 65504 infinity."""
+    """Return float32 rounded to the nearest float16, ties to even. NaN becomes 0x7e00; large values become infinite."""
     import numpy as np
 
     values = np.frombuffer(base, "<f4")

@@ -31,11 +31,11 @@ ReadBase = Callable[[str, int, int], Buffer]
 class Run(NamedTuple):
     """A range of a blob that is encoded in one way."""
 
-    nbytes: int  # how many; a multiple of the width
+    nbytes: int  # size of the range, a multiple of the width
     width: int  # bytes of an element
-    prediction: Prediction = "same"  # how they are predicted from the base
-    base: int = -1  # index into the bases; -1: they have none
-    offset: int = 0  # where in the base they are predicted from
+    prediction: Prediction = "same"  # how the range is predicted from the base
+    base: int = -1  # index into the bases; -1 if it has no base
+    offset: int = 0  # offset in the base of the bytes from which it is predicted
 
 
 class Tile(NamedTuple):
@@ -56,8 +56,8 @@ class Header:
 
     plain: str  # digest of the plain blob
     nbytes: int  # its size
-    bases: tuple[str, ...]  # digests of the plain blobs that it is decoded with
-    runs: tuple[Run, ...]  # which bytes are encoded how, in order
+    bases: tuple[str, ...]  # plain digests of the blobs that are needed to decode it
+    runs: tuple[Run, ...]  # all ranges of the blob, in order
     tile_count: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -220,7 +220,7 @@ class Tiles:
 
         if len(table) != header.table_bytes:
             raise DamagedBlob(f"{where}: a table of {len(table)} bytes, wanted {header.table_bytes}")
-        # By columns: objects for 150,000 runs of a hostile header would take a hundred times its size.
+        # Arrays are used, because objects for 150,000 runs of a hostile header would take a hundred times its size.
         self.header = header
         self.header_bytes = first - header.table_bytes
         run_bytes = np.array([run.nbytes for run in header.runs], np.int64)

@@ -1,7 +1,7 @@
 """Count the values in a buffer that are not finite (NaN and infinities), by the bits of each number format.
 
-Nothing is converted: most buffers have no such value, and two passes for the greatest integer among their bits detect
-this. docs/adr/0033-health.md has the sizes of the passes and their cost.
+No value is converted. Most buffers have no such value, which two passes detect by the greatest integer among the bits.
+docs/adr/0033-health.md has the sizes of the passes and their cost.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from ckstore.model.manifest.health import FINITE, NonFiniteCount
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-# The first pass brings it into the processor's cache for the second one.
+# The first pass brings a window of this size into the processor's cache for the second pass.
 _WINDOW_BYTES = 2**20
 
 
 @cache
 def _integers(item_bytes: int) -> tuple[Any, Any]:
-    """Return the types of integers of that size, without a sign and with one."""
+    """Return the unsigned and the signed integer type of this size."""
     import numpy as np
 
     return np.dtype(f"<u{item_bytes}"), np.dtype(f"<i{item_bytes}")
@@ -33,10 +33,10 @@ class FloatForm:
 
     name: str
     item_bytes: int
-    # Its bits without the sign: the least that is not finite, and infinity (0: it has none).
+    # The smallest bits without the sign that are not finite, and the bits of infinity (0 if the format has none).
     least: int = 0
     infinity: int = 0
-    # The only bits, sign included, that are not a number, where a format has just one NaN; `least` is not used then.
+    # For a format with a single NaN, the bits of the NaN, including the sign. `least` is not used for it.
     only_nan: int = 0
 
     def has_nonfinite(self, data: memoryview) -> bool:
@@ -54,7 +54,7 @@ class FloatForm:
     def _windows(self, data: memoryview) -> Iterator[Any]:
         import numpy as np
 
-        # A storage of a committed file may end within a number, which no tensor reaches.
+        # A storage of a committed file may end in the middle of a number, which belongs to no tensor.
         end = len(data) - len(data) % self.item_bytes
         for at in range(0, end, _WINDOW_BYTES):
             yield np.frombuffer(data[at : min(at + _WINDOW_BYTES, end)], _integers(self.item_bytes)[0])
@@ -66,8 +66,8 @@ class FloatForm:
             return bool(signed.min() == -sign)
         if self.only_nan:
             return bool(bits.max() == self.only_nan)
-        # Of numbers with a sign the greatest bits are those of the greatest positive value; without one, of the
-        # smallest negative value.
+        # As signed integers, the greatest bits are those of the greatest positive value. As unsigned integers, they are
+        # those of the smallest negative value.
         return bool(signed.max() >= self.least or bits.max() >= sign + self.least)
 
     def _count(self, bits: Any) -> NonFiniteCount:
@@ -104,4 +104,4 @@ FORMS: Mapping[str, FloatForm] = {
     "<c8": _SINGLE,
     "<c16": _DOUBLE,
 }
-"""By the dtype of a leaf. Other dtypes contain integers, packed values, or another byte order, and are not counted."""
+"""Dtype of a leaf -> its form. Other dtypes have integers, packed values, or another byte order, and are skipped."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _LENGTH_BYTES = 4
 _REPEATED = 1 / 2
 
-# Pages that a thread has touched already: fresh ones take as long to come by as a tile takes to be put together.
+# Memory that a thread has already used. The first use of new pages takes as long as merging the planes of a tile.
 _own = threading.local()
 
 
@@ -46,7 +46,7 @@ def pack(elements: Unsigned) -> bytes:
 
     stored: list[bytes] = []
     for k in range(elements.itemsize):
-        # Faster than a strided copy.
+        # This is faster than a strided copy.
         plane = (elements >> (8 * k)).astype(np.uint8)
         # The lowest byte of a number is nearly random, so only repeated elements make its plane much smaller.
         repeats = k > 0 and len(stored[0]) < _REPEATED * len(plane)
@@ -100,7 +100,7 @@ def with_exponent_first(x: Unsigned) -> Unsigned:
 def _merge(planes: list[NDArray[np.uint8] | None], out: Unsigned, *, exponent_first: bool = False) -> None:
     """Merge planes, the lowest first.
 
-    Pairs of narrower numbers are three times as fast as strided writes, and NumPy multiplies faster than it shifts.
+    Merging pairs of narrower numbers is three times as fast as strided writes. NumPy multiplies faster than it shifts.
     """
     import numpy as np
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ckstore.model.digest import Buffer
 
 TILE_BYTES = 2**20
-"""Small enough for a processor's cache, large enough that the calls of NumPy do not count."""
+"""The size of a tile, in bytes. A tile fits into a processor's cache, and the overhead of NumPy calls is negligible."""
 WIDTHS = (1, 2, 4, 8)
 
 _HEAD_BYTES = 12
@@ -47,7 +47,7 @@ class StoredTile(NamedTuple):
 
 
 def encode(tile: Buffer, base: Buffer | None, width: int) -> StoredTile:
-    """Return the smallest form of a tile, never larger than itself. `base` has as many bytes that a reader also has."""
+    """Return the smallest form of a tile, never larger than the tile. `base` is its prediction, of the same size."""
     import numpy as np
 
     x = _elements(tile, width)
@@ -150,7 +150,7 @@ def _difference(x: Unsigned, base: Unsigned) -> Unsigned:
 
 
 def _numbers(d: Unsigned) -> Unsigned:
-    """Return the numbers to add to a base, from balanced digits, in their own memory."""
+    """Return the numbers to add to a base, converted in place from balanced digits."""
     bias = _bias(d.dtype)
     d ^= bias
     d -= bias
@@ -166,7 +166,7 @@ def _pack_gaps(changed: NDArray[np.int64], d: Unsigned) -> bytes:
 
     gaps = np.diff(changed, prepend=-1) - 1
     skips = gaps // _SKIP
-    # A byte of 255 skips so many elements; each gap ends with a byte below, which names a changed one.
+    # A byte of 255 skips 255 elements. Each gap ends with a smaller byte, and a changed element follows the gap.
     ends = np.cumsum(skips + 1) - 1
     steps = np.full(int(skips.sum()) + len(skips), _SKIP, np.uint8)
     steps[ends] = gaps % _SKIP
@@ -180,13 +180,13 @@ def _unpack_gaps(data: memoryview, count: int, dtype: np.dtype[Any]) -> tuple[ND
     import numpy as np
 
     changed, step_count, packed = (int.from_bytes(data[i : i + 4], "little") for i in (0, 4, 8))
-    # Each step is at least one element, so more of them than elements are no gaps, and nothing is allocated.
+    # Each step covers at least one element. More steps than elements are refused before anything is allocated.
     if len(data) < _HEAD_BYTES or not 0 < changed <= step_count <= count or packed > len(data) - _HEAD_BYTES:
         raise DamagedBlob(f"{changed} changes in {step_count} steps and {packed} bytes do not fit into a tile")
     raw = data[_HEAD_BYTES : _HEAD_BYTES + packed]
     steps = np.frombuffer(raw if packed == step_count else zstd.decompress(raw, step_count), np.uint8)
     named = steps != _SKIP
-    # By 32 bits: at most 2^20 steps of at most 255.
+    # 32 bits are enough for 2^20 steps of at most 255 each.
     places = (np.cumsum(steps, dtype=np.int32) + np.cumsum(named, dtype=np.int32) - 1)[named]
     if len(places) != changed or places[-1] >= count:
         raise DamagedBlob(f"a list of changes names {len(places)} elements of {count}, wanted {changed}")

@@ -42,7 +42,7 @@ def compress(data: Buffer, *, try_all: bool = False) -> bytes:
     if try_all or len(data) <= 2 * _SAMPLE_PARTS * _SAMPLE_PART_BYTES:
         return min((compressor.compress(data) for compressor in compressors), key=len)
     view, step = memoryview(data), (len(data) - _SAMPLE_PART_BYTES) // (_SAMPLE_PARTS - 1)
-    # Each part as a frame, since zstd also adapts its codes to each part of a plane.
+    # Each part is compressed as its own frame, since zstd also adapts its codes to each part of a plane.
     parts = [view[i * step : i * step + _SAMPLE_PART_BYTES] for i in range(_SAMPLE_PARTS)]
     few, many = (sum(len(compressor.compress(part)) for part in parts) for compressor in compressors)
     # Level 1 takes no more time and space for nearly random bytes, and it also finds repetitions that are far apart.
@@ -51,7 +51,7 @@ def compress(data: Buffer, *, try_all: bool = False) -> bytes:
 
 
 def _compressors(bits: int) -> tuple[zstandard.ZstdCompressor, ...]:
-    """Return the compressors for data whose size has this many bits, also for its sample."""
+    """Return the compressors for data whose size has this many bits, and for samples of the data."""
     if not hasattr(_own, "compressors"):
         _own.compressors = {}
     if bits not in _own.compressors:

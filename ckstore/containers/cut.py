@@ -23,16 +23,19 @@ _SUFFIXES = {
     "zip": (".pt", ".pth", ".ckpt", ".bin", ".npz", ".zip"),
     "torch": (".pt", ".pth", ".ckpt", ".bin"),
 }
-# Names of safetensors -> names of torch; types that torch lacks (F6) stay bytes without a name.
+# Names of safetensors -> names of torch. Tensors of dtypes that torch lacks (F6) are stored without names.
 _TORCH_DTYPES = {one.safetensors: one.torch for one in DTYPES if one.safetensors and one.torch}
 
 
 def cut(file: RandomAccess, name: str) -> Cut:
-    """Return the boundaries in `file`, and its tensors."""
-    # `file`: must not change meanwhile; errors of its `read` pass on, and nothing else is raised. `name`: Its name. The
-    # first bytes say which container the file is; the name decides whether it is worth a warning that the file is not
-    # that.
-    # By the first bytes, never by the name: a .bin may be any of them.
+    """Return the boundaries in `file`, and its tensors. Only errors of its `read` are raised.
+
+    Args:
+        file: The file, which must not change meanwhile.
+        name: The name of the file. If a file with this name should be a container but is not valid, the result has a
+            warning.
+    """
+    # The first bytes decide about the kind of container, because a .bin file may be of any kind.
     if looks_like_safetensors(file):
         kind, read = "safetensors", _cut_safetensors
     elif looks_like_zip(file):
@@ -59,8 +62,10 @@ def _opaque(file: RandomAccess, name: str, kind: str, reason: str) -> Cut:
 def _segments(
     spans: Iterable[tuple[int, int]], nbytes: int
 ) -> tuple[tuple[tuple[int, int], ...], dict[tuple[int, int], int]]:
-    """Return the segments made of `spans` and the gaps between them, and the index of each span."""
-    # `spans`: ascending, not overlapping, inside the file; those without a byte are left out.
+    """Return the segments made of `spans` and the gaps between them, and the index of each span.
+
+    `spans` must be ascending, without overlaps, and inside the file. Empty spans are left out.
+    """
     segments: list[tuple[int, int]] = []
     index: dict[tuple[int, int], int] = {}
     end = 0
@@ -98,7 +103,7 @@ def _cut_safetensors(file: RandomAccess, name: str) -> Cut:
 
 def _cut_zip(file: RandomAccess, name: str) -> Cut:
     records = read_records(file)
-    # Compressed records are not cut: equal tensors do not have equal bytes there.
+    # Compressed records are not cut, because equal tensors do not have equal bytes in them.
     cuts = [record for record in records if record.stored and record.start < record.stop]
     segments, index = _segments(((record.start, record.stop) for record in cuts), file.nbytes)
     spans = {record.name: Span(record.start, record.stop, index[record.start, record.stop]) for record in cuts}
@@ -122,8 +127,8 @@ def _warnings(name: str, problems: Iterable[str]) -> tuple[str, ...]:
 
 
 def torch_layout(entry: TensorEntry) -> tuple[str, tuple[int, ...]] | None:
-    """Return dtype and shape as torch has them, or None if torch has no such tensor."""
-    if entry.dtype == "F4":  # torch packs two along the last dimension
+    """Return dtype and shape in torch, or None if torch has no such tensor."""
+    if entry.dtype == "F4":  # torch packs two elements along the last dimension
         if not entry.shape or entry.shape[-1] % 2:
             return None
         return "float4_e2m1fn_x2", (*entry.shape[:-1], entry.shape[-1] // 2)

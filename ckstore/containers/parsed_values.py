@@ -9,7 +9,8 @@ STATE_SUFFIXES = (".bin", ".ckpt", ".pt", ".pth", ".safetensors")
 """The usual suffixes of files with a state. The first bytes of a file decide its format."""
 MAX_TENSORS = 1_000_000
 """The maximum number of header entries, archive records or tensor names. Each takes some hundred bytes of memory."""
-MAX_DIMENSIONS = 64  # what manifests end at: elements of a tensor, and each size or stride of it
+MAX_DIMENSIONS = 64
+"""The maximum number of dimensions of a tensor."""
 
 
 class Refused(ValueError):
@@ -36,12 +37,13 @@ class RandomAccess(Protocol):
 class FileTensor:
     """A tensor in a file."""
 
-    name: str  # its name in the container; in a nest of dicts and lists ``model.layers.0.weight``, ``state[0].exp_avg``
-    dtype: str  # A torch dtype of `model/manifest/leaf_records`
+    # Its name in the container. In nested dicts and lists, it is a path such as ``state[0].exp_avg``.
+    name: str
+    dtype: str  # a torch dtype of `model/manifest/leaf_records`
     shape: tuple[int, ...]  # sizes, outermost first
     segment: int  # index into `Cut.segments`; any, if there are no elements
     offset: int = 0  # bytes from the start of the segment to the first element
-    strides: tuple[int, ...] | None = None  # elements, one for each dimension; None: row-major contiguous
+    strides: tuple[int, ...] | None = None  # in elements, one for each dimension; None if row-major contiguous
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +51,9 @@ class Cut:
     """The boundaries in a file, and its tensors."""
 
     kind: str  # ``safetensors``, ``torch-zip``, ``torch-legacy``, ``zip``, or empty for opaque bytes
-    # ``(start, stop)`` of each, in order: not empty, without gap or overlap, from the first byte to the last. Those of
-    # tensors and records hold nothing else; the bytes between them are segments as well.
+    # ``(start, stop)`` of each segment, in order. Segments are not empty, and cover the file without gaps or overlaps.
+    # Each tensor or record is a segment of its own, and so are the bytes between two of them.
     segments: tuple[tuple[int, int], ...]
-    tensors: tuple[FileTensor, ...]  # the tensors that have a name, no name twice
-    # One sentence each: why a file that looked like a container is opaque, or tensors have no names.
+    tensors: tuple[FileTensor, ...]  # the tensors with a name; each name occurs once
+    # Why a file that looked like a container is opaque, or why tensors have no names, one sentence each.
     warnings: tuple[str, ...]

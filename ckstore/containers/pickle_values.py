@@ -16,14 +16,14 @@ from ckstore.containers.parsed_values import refuse
 from ckstore.model.manifest.dtypes import TORCH_ITEMSIZE
 from ckstore.model.manifest.leaf_records import MAX_SIZE, elements
 
-KEY_ELEMENTS_MOST = 64  # so many values may be in a tuple that is a key, at all depths together
+KEY_ELEMENTS_MOST = 64  # maximum number of values in a tuple that is a key, at all depths together
 NAME_CHARS_SHOWN = 200
 _HASHED = (str, int, float, bool, bytes, type(None))
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Unknown:
-    """A value that is not followed. `description` names it in words or by the full name of its class or function."""
+    """A value that this package does not read. `description` is a text, or the full name of its class or function."""
 
     description: str
 
@@ -48,8 +48,8 @@ class Storage:
 
     dtype: str | None  # None if it is untyped
     key: str
-    count: int = 0  # how many elements it is said to have; bytes, if it is untyped
-    first: int = 0  # where this part of it begins, in elements; only files of long ago have such
+    count: int = 0  # number of elements according to the pickle, or of bytes if it is untyped
+    first: int = 0  # offset of this part of the storage, in elements; only files from before torch 1.6 have parts
 
     @property
     def item_bytes(self) -> int:
@@ -59,21 +59,21 @@ class Storage:
 
 @dataclass(frozen=True, slots=True)
 class TensorView:
-    """A tensor as described by the pickle, not compared with the existing storage."""
+    """A tensor as the pickle describes it, which has not been compared with the storage."""
 
     key: str  # name of the record of its storage, below ``data/``
-    dtype: str  # of `model/manifest/leaf_records`
-    offset: int  # elements from the start of the storage to the first one
-    # `shape` and `strides`: As torch has them, of one length, none below 0.
+    dtype: str  # a torch dtype of `model/manifest/leaf_records`
+    offset: int  # offset of its first element in the storage, in elements
+    # `shape` and `strides` are those of torch. They have the same length and no negative numbers.
     shape: tuple[int, ...]
     strides: tuple[int, ...]
-    storage: Storage | None = None  # what it says of its storage; None: nothing
+    storage: Storage | None = None  # its storage as the pickle describes it, or None
     kind: str = ""  # full name of its class; empty for a tensor or parameter of torch
 
     def reach_bytes(self) -> int | None:
         """Return the storage bytes up to the last element.
 
-        Without elements it is 0, and None if no manifest can hold the tensor.
+        Return 0 for a tensor without elements, and None if no manifest can contain the tensor.
         """
         count = elements(self.shape)
         if count is None or max(self.strides, default=0) > MAX_SIZE:
@@ -85,7 +85,7 @@ class TensorView:
 
     @property
     def is_row_major(self) -> bool:
-        """Whether its elements follow one another."""
+        """Whether its elements are contiguous in row-major order."""
         step = 1
         for size, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
             if size != 1 and stride != step:
@@ -139,14 +139,14 @@ class NumpyArray:
 
 @dataclass(slots=True, eq=False)
 class PlainObject:
-    """An object that consists of its attributes: the name of its class, and attributes after its state is read."""
+    """An object that consists of its attributes, with the name of its class. Its state sets the attributes."""
 
     kind: str
     fields: dict[str, Any] = field(default_factory=dict)
 
 
 def name_of(value: Any) -> str:
-    """Return a description of `value` for messages; nothing in it is written out."""
+    """Return a description of `value` for messages, without its content."""
     if type(value) is Unknown:
         return value.description
     if type(value) is Global:
@@ -168,7 +168,7 @@ def as_key(value: Any) -> Any:
 
 
 def _is_flat(value: tuple[Any, ...]) -> bool:
-    # Counted with a stack: a tuple nested a million deep would end Python's own hash with a crash.
+    # A stack is used, because Python's own hash would crash on a tuple that is nested a million levels deep.
     left = KEY_ELEMENTS_MOST
     stack: list[Any] = [value]
     while stack:
@@ -184,7 +184,7 @@ def _is_flat(value: tuple[Any, ...]) -> bool:
 
 
 def is_odd_key(value: Any) -> bool:
-    """Whether many such keys could be chosen with the same hash."""
+    """Whether an attacker could choose many keys of this type with the same hash."""
     return type(value) not in (str, bytes) and not (type(value) is int and -(2**63) <= value < 2**64)
 
 
@@ -200,12 +200,14 @@ _DECIMAL_PATTERN = re.compile(rb"-?(?:0|[1-9][0-9]{0,18})L?")
 
 
 def opcodes(data: bytes) -> Iterator[tuple[str, bytes, int]]:
-    """Yield the name of each opcode, the bytes of its argument and where that ends, up to STOP."""
-    # Two lines are one argument.
+    """Yield the name of each opcode, the bytes of its argument and the end of the argument, up to STOP.
+
+    Two lines of text are one argument.
+    """
     at = 0
     name = ""
     while name != "STOP":
-        # Unlike pickletools.genops nothing is decoded here: a number of a million digits would take minutes.
+        # Unlike in pickletools.genops, no argument is decoded, because a number of a million digits would take minutes.
         opcode = _CODES.get(data[at]) if at < len(data) else None
         if opcode is None:
             refuse("the pickle", "an opcode", f"{data[at : at + 1]!r} at byte {at}")
@@ -219,7 +221,7 @@ def opcodes(data: bytes) -> Iterator[tuple[str, bytes, int]]:
 
 
 def _argument(data: bytes, at: int, name: str, nbytes: int) -> tuple[int, int]:
-    """Return the start and end of an argument. Out of range if the argument is cut off."""
+    """Return the start and end of an argument. If the argument is truncated, they are out of range."""
     if nbytes >= 0:
         return at, at + nbytes
     width = _LENGTHS.get(nbytes)

@@ -23,7 +23,7 @@ _OF_NUMPY = ("numpy._core", "numpy.core")  # as NumPy 2 and NumPy 1 name it
 # An attacker can choose numbers and tuples that all have the same hash. Building a dict of them takes time proportional
 # to the square of their number.
 ODD_KEYS_MOST = 10_000
-# A scalar goes into the manifest as text, where a long one would cost every reader.
+# A scalar is stored as text in the manifest, where a long text would slow down every reader.
 _SCALAR_BYTES_MOST = 4 * 4096
 # The longest unit of NumPy has seven letters.
 _UNIT_CHARS_MOST = 16

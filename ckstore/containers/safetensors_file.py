@@ -1,8 +1,8 @@
 """The header of a safetensors file, with stricter checks than the library; no tensor data is read.
 
-The library accepts every file that is accepted here, and reads it in the same way. It accepts more: files with repeated
-or unnecessary members. The header is not parsed as general JSON: a tree of lists, a number of a million digits or an
-array of a million sizes is refused where it begins, so the cost of a header is bounded by its length. Source:
+The library accepts every file that this module accepts, and reads it in the same way. It also accepts files with
+repeated or unnecessary members. The header is not parsed as general JSON. A tree of lists, a number of a million digits
+or an array of a million sizes is refused at its beginning, so the cost of a header is bounded by its length. Source:
 https://github.com/huggingface/safetensors, "Format".
 """
 
@@ -19,7 +19,7 @@ from ckstore.model.document import shown
 from ckstore.model.manifest.dtypes import DTYPES
 from ckstore.model.manifest.leaf_records import elements
 
-MAX_HEADER_BYTES = 100_000_000  # what the library reads
+MAX_HEADER_BYTES = 100_000_000  # the limit of the library
 
 _LENGTH_BYTES = 8
 DTYPE_BITS = {one.safetensors: one.bits for one in DTYPES if one.safetensors}  # all dtypes of safetensors 0.8
@@ -59,15 +59,17 @@ def looks_like_safetensors(file: RandomAccess) -> bool:
 
 
 def read_entries(file: RandomAccess) -> list[TensorEntry]:
-    """Return the tensors of a file that looks like safetensors, in the order of their bytes."""
-    # They cover everything after the header.
+    """Return the tensors of a file that looks like safetensors, in the order of their bytes.
+
+    The tensors cover all bytes after the header.
+    """
     length = _header_bytes(file.read(0, _LENGTH_BYTES))
     start = _LENGTH_BYTES + length
     entries = sorted(
         _Header(file.read(_LENGTH_BYTES, length)).entries(start), key=lambda entry: (entry.start, entry.stop)
     )
     for entry in entries:
-        # A gap could hide bytes, an overlap would give one byte to two tensors: the library refuses both.
+        # A gap could hide bytes, and an overlap would give one byte to two tensors. The library refuses both.
         if entry.start != start:
             refuse(f"data_offsets of {shown(entry.name)}", f"a start at byte {start} of the file", entry.start)
         start = entry.stop
@@ -122,7 +124,7 @@ class _Header:
         if bits is None:
             self._refuse("a dtype of safetensors 0.8", shown(dtype))
         count = elements(shape)
-        # In bits, since F4 and F6 have no whole bytes.
+        # Bits are compared, because an element of F4 or F6 is not a whole number of bytes.
         if count is None or len(offsets) != 2 or count * bits != 8 * (offsets[1] - offsets[0]):
             self._refuse(f"start and end of {shown(shape)} times {dtype}", f"data_offsets {shown(offsets)}")
         return TensorEntry(name, dtype, shape, data_start + offsets[0], data_start + offsets[1])
@@ -135,7 +137,7 @@ class _Header:
             return
         while True:
             name = self._string()
-            # Parsers differ in which of two members counts: two programs could read such a file as two models.
+            # Parsers differ in which of two equal members they use, so two programs could read two different models.
             if name in names:
                 self._refuse("each name once", f"{shown(name)} twice")
             names.add(name)
@@ -172,7 +174,7 @@ class _Header:
             value = str(self._data[quote.end() : end], "utf-8")
             if "\\" in value:
                 value = str(json.loads(f'"{value}"'))
-                value.encode()  # half of a surrogate pair passes json.loads
+                value.encode()  # json.loads accepts half of a surrogate pair
         except ValueError:
             self._refuse("a string in UTF-8")
         self._at = end + 1

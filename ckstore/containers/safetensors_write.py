@@ -1,7 +1,7 @@
 """Headers, shards and the index of safetensors files for writing; no I/O.
 
-For the same tensors and metadata the files equal those of safetensors 0.8 byte for byte, except that it has no order
-for metadata. Shards are cut as huggingface_hub cuts them.
+For the same tensors and metadata, the files are byte for byte equal to those of safetensors 0.8, except for the order
+of metadata, which safetensors does not define. Shards are cut in the same way as in huggingface_hub.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from ckstore.errors import BadInput
 from ckstore.model.manifest.dtypes import DTYPES
 
-MAX_HEADER_BYTES = 100_000_000  # what the library reads
+MAX_HEADER_BYTES = 100_000_000  # the limit of the library
 METADATA_KEY = "__metadata__"
 INDEX_NAME = "model.safetensors.index.json"
 
@@ -26,11 +26,11 @@ _OF_NUMPY = {one.numpy: one.safetensors for one in DTYPES if one.numpy}
 class TensorToWrite:
     """A tensor of a file to be written."""
 
-    name: str  # as it will stand in the file
-    # `dtype` and `shape`: As safetensors has them (`dtype_and_shape`).
+    name: str  # its name in the file
+    # `dtype` and `shape` are those of safetensors (`dtype_and_shape`).
     dtype: str
     shape: tuple[int, ...]
-    nbytes: int  # of its elements, row-major, little-endian
+    nbytes: int  # bytes of its elements, row-major, little-endian
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,19 +38,24 @@ class FileLayout:
     """The layout of a file to be written."""
 
     head: bytes  # its first bytes, before the tensors
-    starts: tuple[int, ...]  # for each tensor, in the order in which they were given, its first byte in the file
+    starts: tuple[int, ...]  # offset of each tensor in the file, in the order of the arguments
     nbytes: int  # size of the file
 
 
 def dtype_and_shape(kind: str, dtype: str, shape: tuple[int, ...]) -> tuple[str, tuple[int, ...]] | None:
-    """Return dtype and shape as safetensors has them, or None if it cannot hold such a tensor."""
-    # `kind`: ``torch`` or ``numpy``; nothing else is held. `dtype`: its name there, ``float32`` or ``<f4``.
+    """Return dtype and shape in safetensors, or None if it does not support such a tensor.
+
+    Args:
+        kind: The kind of the leaf. Only ``torch`` and ``numpy`` are supported.
+        dtype: The name of the dtype in torch or NumPy, ``float32`` or ``<f4``.
+        shape: The sizes of the tensor.
+    """
     name = {"torch": _OF_TORCH, "numpy": _OF_NUMPY}.get(kind, {}).get(dtype)
     if name is None:
         return None
     if name != "F4":
         return name, shape
-    # Two numbers in a byte: torch counts bytes, safetensors numbers.
+    # A byte contains two numbers. torch counts bytes, and safetensors counts numbers.
     return (name, (*shape[:-1], 2 * shape[-1])) if shape else None
 
 
@@ -64,8 +69,8 @@ def can_be_name(name: str) -> bool:
 
 
 def lay_out(tensors: Sequence[TensorToWrite], metadata: Mapping[str, str]) -> FileLayout:
-    """Return the layout of a file with these tensors and this metadata, which is not empty."""
-    # The order of the library, so that the files are equal to the byte.
+    """Return the layout of a file with these tensors and this metadata. `metadata` must not be empty."""
+    # The tensors are in the order of the library, so that the files are byte for byte equal.
     order = sorted(range(len(tensors)), key=lambda i: (-_ORDER[tensors[i].dtype], tensors[i].name))
     header: dict[str, object] = {METADATA_KEY: dict(metadata)}
     starts = [0] * len(tensors)
@@ -76,7 +81,7 @@ def lay_out(tensors: Sequence[TensorToWrite], metadata: Mapping[str, str]) -> Fi
         at += tensor.nbytes
         header[tensor.name] = {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": (starts[i], at)}
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
-    # Padded to 8 bytes, so that each tensor is aligned to its own size in a mapped file.
+    # The header is padded to 8 bytes, so that in a mapped file each tensor is aligned to the size of its elements.
     text += b" " * (-len(text) % 8)
     if len(text) > MAX_HEADER_BYTES:
         msg = f"the header of {len(tensors)} tensors has {len(text)} bytes, safetensors reads {MAX_HEADER_BYTES}"
@@ -86,13 +91,15 @@ def lay_out(tensors: Sequence[TensorToWrite], metadata: Mapping[str, str]) -> Fi
 
 
 def cut_shards(sizes: Sequence[int], most_bytes: int) -> list[list[int]]:
-    """Return the tensors, by their index, of each shard; in a shard they keep their order."""
-    # A shard has at most `most_bytes` of tensors, or one tensor that is larger by itself.
+    """Return the indexes of the tensors of each shard, in their order.
+
+    A shard has at most `most_bytes` bytes of tensors, or a single larger tensor.
+    """
     shards: list[list[int]] = []
     current: list[int] = []
     current_bytes = 0
     for i, nbytes in enumerate(sizes):
-        # As huggingface_hub does: it gets a shard of its own, and the current shard goes on.
+        # Like in huggingface_hub, a larger tensor gets its own shard, and the current shard continues.
         if nbytes > most_bytes:
             shards.append([i])
             continue
@@ -112,8 +119,12 @@ def shard_name(number: int, count: int, stem: str = "model") -> str:
 
 
 def render_index(weight_map: Mapping[str, str], total_bytes: int, tied: Mapping[str, str]) -> bytes:
-    """Return the content of the index of a model in several files."""
-    # `weight_map`: name of each tensor -> name of its file. `tied`: name that was left out -> name of the tensor that
-    # it is tied to.
+    """Return the content of the index of a model in several files.
+
+    Args:
+        weight_map: Name of each tensor -> name of its file.
+        total_bytes: The total size of the tensors, in bytes.
+        tied: Name that was left out -> name of the tensor that it is tied to.
+    """
     index = {"metadata": {"total_size": total_bytes, **tied}, "weight_map": dict(weight_map)}
     return (json.dumps(index, indent=2, sort_keys=True) + "\n").encode()

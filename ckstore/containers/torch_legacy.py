@@ -17,22 +17,22 @@ from ckstore.model.document import shown
 
 MAGIC = 0x1950A86A20F9469CFC6C
 VERSION = 1001
-# As pickle writes it: LONG1 with ten bytes.
+# The opcode LONG1 with ten bytes.
 _MAGIC_BYTES = b"\x8a\x0a" + MAGIC.to_bytes(10, "little")
-# The magic number stands right after the protocol, with a frame before it from protocol 4 on.
+# The magic number follows the protocol. From protocol 4 on, a frame is between them.
 _HEAD_BYTES = 32
-# Most pickles end in the first MiB; a file of 10 GB is not read for them.
+# Most pickles end in the first MiB, so that a file of 10 GB is not read completely.
 _WINDOWS_BYTES = (2**20, 2**23)
 _COUNT_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Legacy:
-    """The content of such a file."""
+    """The content of a legacy file."""
 
-    value: Any  # as `torch_pickle.read_pickle` has it
-    spans: dict[str, tuple[int, int]]  # from where to where in the file the bytes of each storage lie
-    pickle_bytes: int  # how long its pickles are
+    value: Any  # as `torch_pickle.read_pickle` returns it
+    spans: dict[str, tuple[int, int]]  # key of a storage -> start and end of its bytes in the file
+    pickle_bytes: int  # total size of its pickles
 
 
 def looks_like_legacy(file: RandomAccess) -> bool:
@@ -42,7 +42,7 @@ def looks_like_legacy(file: RandomAccess) -> bool:
 
 
 def read_legacy(file: RandomAccess) -> Legacy:
-    """Return the value of a file that looks like one, and the locations of its storages, whose bytes are not read."""
+    """Return the value of a legacy file, and the locations of its storages. The bytes of the storages are not read."""
     value, keys, at, storages = _read_pickles(file)
     spans = {}
     pickle_bytes = at
@@ -55,7 +55,7 @@ def read_legacy(file: RandomAccess) -> Legacy:
         count = int.from_bytes(file.read(at, _COUNT_BYTES), "little")
         start = at + _COUNT_BYTES
         at = start + count * storage.item_bytes
-        # Before anything is made of the number: a forged count must not become a size.
+        # The count is checked before it is used, because a forged count must not become a size.
         if count != storage.count or at > file.nbytes:
             refuse(f"the storage {shown(key)}", f"{storage.count} elements inside the file", count)
         spans[key] = (start, at)
@@ -66,12 +66,12 @@ def read_legacy(file: RandomAccess) -> Legacy:
 
 def _read_pickles(file: RandomAccess) -> tuple[Any, list[Any], int, dict[str, Storage]]:
     """Return the value, the keys of its storages, the start of the first one, and the storages in the value."""
-    # How long the pickles are is not known before: more of the file is read until they end in it.
+    # The length of the pickles is unknown, so larger parts of the file are read until the pickles end within them.
     for some_bytes in _WINDOWS_BYTES:
         if some_bytes < file.nbytes:
             try:
                 return _parse(file.read(0, some_bytes))
-            # It did not end within the window, or is no pickle: the larger window tells.
+            # The pickles do not end within this part, or are invalid. A larger part decides this.
             except Refused:
                 continue
     return _parse(file.read(0, min(MAX_PICKLE_BYTES, file.nbytes)))

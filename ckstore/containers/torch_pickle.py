@@ -39,8 +39,8 @@ from ckstore.containers.torch_values import global_of, reduced, storage_of
 from ckstore.model.document import shown
 
 MAX_PICKLE_BYTES = 64 * 2**20
-MAX_OPCODES = 5_000_000  # what torch.save writes for more than a hundred thousand tensors
-# The most that LONG1 has; the text of a longer one would take time by the square of its length.
+MAX_OPCODES = 5_000_000  # enough for more than 100,000 tensors of torch.save
+# This is the maximum of LONG1. Converting a longer integer to text would take quadratic time.
 INT_BYTES_MOST = 255
 
 _PUTS = {"PUT", "BINPUT", "LONG_BINPUT"}
@@ -58,24 +58,29 @@ _UNKNOWN = {
 _DICTS = (dict, OrderedDict, Counter, defaultdict)
 _KEYED = (*_DICTS, set, frozenset)
 _COPIED = (str, bytes, bytearray, list, tuple, dict)
-_ARGUMENTS_MOST = 9  # no function that is known, and no state, has more
+_ARGUMENTS_MOST = 9  # no known function and no state has more
 
 
 def read_pickle(data: bytes) -> Any:
-    """Return the value of a pickle."""
-    # It is made of dict, OrderedDict, Counter, defaultdict, list, tuple, set, frozenset, the scalars of Python, bytes
-    # and what `pickle_values` describes. A container may be in several places, also in itself.
+    """Return the value of a pickle.
+
+    It consists of dict, OrderedDict, Counter, defaultdict, list, tuple, set, frozenset, the scalars of Python, bytes,
+    and values of the classes in `pickle_values`. A container may be in several places, and may contain itself.
+    """
     return read_first_pickle(data)[0]
 
 
 def read_first_pickle(data: bytes, storages: dict[str, Storage] | None = None) -> tuple[Any, int]:
-    """Return the value of the first pickle in `data`, and its length in bytes."""
-    # `storages` gets what it says of each storage that it names.
-    # Calls may copy in proportion to the length of the pickle: a small one must not make gigabytes by memo entries.
+    """Return the value of the first pickle in `data`, and its length in bytes.
+
+    The storages that the pickle describes are added to `storages`.
+    """
+    # Calls may copy data only in proportion to the length of the pickle. Otherwise, a small pickle could create
+    # gigabytes with memo entries.
     machine = _Machine(2**16 + 4 * len(data), {} if storages is None else storages)
     stop = 0
     for count, (name, arg, end) in enumerate(opcodes(data)):
-        # An opcode has one byte, so 64 MiB could take minutes.
+        # An opcode may be a single byte, so 64 MiB of opcodes could take minutes.
         if count >= MAX_OPCODES:
             refuse("the pickle", f"at most {MAX_OPCODES} opcodes", "more")
         machine.step(name, arg)
@@ -202,14 +207,14 @@ class _Machine:
     def _stack_global(self) -> None:
         name, module = self.pop(), self.pop()
         known = type(module) is str and type(name) is str
-        # A name only: nothing is imported or looked up.
+        # This is only a name. Nothing is imported or looked up.
         self._push(global_of(module, name) if known else Unknown("a name that is not a string"))
 
     def _persistent_id(self) -> None:
         found = storage_of(self.pop())
         if type(found) is Storage:
             known = self._storages.setdefault(found.key, found)
-            # Two views of one storage must agree on it, or one of them would reach beyond its record.
+            # Two views must agree on their storage. Otherwise, one of them would reach beyond its record.
             if (known.dtype or "uint8", known.count) != (found.dtype or "uint8", found.count):
                 refuse(f"the storage {shown(found.key)}", f"{known.count} of {known.dtype}", "another count or dtype")
         self._push(found)
@@ -220,7 +225,7 @@ class _Machine:
 
     def _new_object_ex(self) -> None:
         options, args, kind = self.pop(), self.pop(), self.pop()
-        # Keyword arguments are written by no function that is known here.
+        # No known function is written with keyword arguments.
         self._call(kind, args if type(options) is dict and not options else None)
 
     def _object(self) -> None:

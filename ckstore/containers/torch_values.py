@@ -45,15 +45,17 @@ def _are_sizes(value: Any) -> bool:
 
 
 def storage_of(persistent_id: Any) -> Any:
-    """Return the same as torch.load's persistent_load."""
-    # The persistent id is ``('storage', type, key, location, numel)``. Files from before torch 1.6 append a view of a
-    # part of the storage.
+    """Return the storage of a persistent id, like persistent_load of torch.load.
+
+    The persistent id is ``('storage', type, key, location, numel)``. Files from before torch 1.6 append a view of a
+    part of the storage.
+    """
     if type(persistent_id) is not tuple or len(persistent_id) not in (5, 6) or persistent_id[0] != "storage":
         return Unknown("a persistent id that is not of a storage")
     _, kind, key, _, count, *view = persistent_id
     if type(kind) is not Global or type(key) is not str or not _is_size(count):
         return Unknown("a storage with a persistent id that torch does not write")
-    # torch.cuda too: a state saved on a GPU names its storages there, and the bytes are the same.
+    # A state that was saved on a GPU has storage classes of torch.cuda, with the same bytes.
     dtype = _STORAGES.get(kind.name) if kind.module in ("torch", "torch.cuda") else None
     if dtype is None and kind not in _UNTYPED:
         return Unknown(f"a storage of kind {kind}")
@@ -211,7 +213,7 @@ def reduced(function: Any, args: Any) -> Any:
         is_object = str(function) == "copyreg._reconstructor" and type(args) is tuple and len(args) == 3
         if not is_object or type(args[0]) is not Global:
             return Unknown(str(function))
-        # As protocols 0 and 1 write an argparse.Namespace.
+        # Protocols 0 and 1 write an argparse.Namespace in this way.
         make = FUNCTIONS.get(args[0]) if args[1:] == (_OBJECT, None) else None
         made = None if make is None else make(())
         return made if type(made) is PlainObject else Unknown(str(args[0]))

@@ -14,9 +14,9 @@ from ckstore.model.document import MAX_DEPTH, shown
 from ckstore.model.manifest.dtypes import TORCH_ITEMSIZE
 
 MAX_TEXT = 4096  # characters of the longest string that is a part of a name
-MAX_NAME_CHARS = 64 * 2**20  # of all names together: a key may be in many places, and a pickle says so in a few bytes
+MAX_NAME_CHARS = 64 * 2**20  # of all names together, because a few bytes of a pickle can put a key into many places
 MAX_STEPS = 5_000_000
-"""The maximum number of visited values. Two lists that hold the next one twice, sixty levels deep, have 2^60 places."""
+"""The maximum number of visited values. Sixty nested lists that each contain the next one twice have 2^60 values."""
 
 PICKLE = b"/data.pkl"
 _BYTE_ORDER_MAX_BYTES = 16
@@ -41,7 +41,7 @@ class Named:
 
 def archive_name(names: AbstractSet[bytes]) -> bytes | None:
     """Return the folder of all records of a torch.save, or None if these are not its records."""
-    # torch names the folder after the file, so it can have any name; there is one of them.
+    # torch names the folder after the file, so it can have any name. There must be exactly one.
     folders = [name.removesuffix(PICKLE) for name in names if name.endswith(PICKLE) and name.count(b"/") == 1]
     if len(folders) != 1 or not {folders[0] + b"/version", folders[0] + b"/byteorder"} & names:
         return None
@@ -51,7 +51,7 @@ def archive_name(names: AbstractSet[bytes]) -> bytes | None:
 def name_tensors(file: RandomAccess, folder: bytes, spans: Mapping[bytes, Span]) -> Named:
     """Return the tensors of the archive with the cuttable records `spans`, in the folder `folder`."""
     try:
-        # A pickle that is not understood costs the names only: the bytes are stored in any case.
+        # If the pickle is not understood, only the names are lost. The bytes are stored in any case.
         found = read_archive(file, folder, spans)
     except Refused as error:
         return Named(problems=[f"its tensors are stored without names: {error}"])
@@ -108,7 +108,7 @@ class _Naming:
         chars = 0
         for name, view in tensors_in(value, self._parts):
             chars += len(name)
-            # A key may be in many places by a memo entry of two bytes, so names are counted, not bytes of the pickle.
+            # A memo entry of two bytes can put a key into many places, so names are counted, not bytes of the pickle.
             if len(self._named) >= MAX_TENSORS or chars > MAX_NAME_CHARS:
                 problems.append("it has more names than ckstore keeps")
                 break
@@ -138,7 +138,7 @@ class _Naming:
             self._outside += 1
             return
         self._used.add(view.key)
-        # {"a": {"b": t}} and {"a.b": t} have one plain name; only one of them can keep it.
+        # {"a": {"b": t}} and {"a.b": t} have the same plain name, which only one of them can keep.
         if self._named.setdefault(name, tensor) is not tensor:
             self._twice = self._twice or name
 
@@ -150,7 +150,7 @@ def _located(name: str, view: TensorView, span: Span | None) -> FileTensor | Non
         return None
     if reach_bytes == 0:
         return FileTensor(name, view.dtype, view.shape, 0)
-    # A view beyond its record would make a manifest that no reader takes.
+    # With a view beyond its record, the manifest would be invalid.
     if span is None or reach_bytes > span.stop - span.start:
         return None
     strides = None if view.is_row_major else view.strides
@@ -158,10 +158,12 @@ def _located(name: str, view: TensorView, span: Span | None) -> FileTensor | Non
 
 
 def tensors_in(value: Any, parts: set[str] | None = None) -> Iterator[tuple[str, TensorView]]:
-    """Yield the tensors in nested dicts, lists and tuples with their names, in the order of the state."""
-    # Names are plain, as people write them. Values deeper than `MAX_DEPTH`, with names much longer than `MAX_TEXT`, or
-    # after `MAX_STEPS` others, are left out. A tensor that is the whole value has the empty name. The storages of
-    # sparse tensors, whose parts have no names, and of tensors in objects are added to `parts`.
+    """Yield the tensors in nested dicts, lists and tuples with their names, in the order of the state.
+
+    Names are plain, as users write them. A tensor that is the whole value has the empty name. Values are left out if
+    they are deeper than `MAX_DEPTH`, have names much longer than `MAX_TEXT`, or come after `MAX_STEPS` others. The keys
+    of the storages of sparse tensors, whose parts have no names, and of tensors in objects are added to `parts`.
+    """
     steps = 0
     stack: list[tuple[str, Iterator[tuple[Any, Any]]]] = []
     name = ""
@@ -175,7 +177,7 @@ def tensors_in(value: Any, parts: set[str] | None = None) -> Iterator[tuple[str,
         elif isinstance(value, (dict, list, tuple)) and len(stack) < MAX_DEPTH and len(name) <= MAX_TEXT:
             stack.append((name, iter(value.items() if isinstance(value, dict) else enumerate(value))))
         item = None
-        # Iterators on a stack: a list that holds itself would end a recursion with a crash.
+        # A stack of iterators is used, because a recursion would crash on a list that contains itself.
         while stack and (item := next(stack[-1][1], None)) is None:
             stack.pop()
         steps += 1

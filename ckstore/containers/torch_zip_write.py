@@ -10,7 +10,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# As torch: a mapped tensor then begins at a cache line.
+# This is the alignment in torch. A mapped tensor then begins at a cache line.
 ALIGN_BYTES = 64
 _FOLDER = "archive"
 _LOCAL = struct.Struct("<4s5H3L2H")
@@ -33,11 +33,11 @@ _VERSION, _VERSION_64 = 20, 45
 class ArchiveLayout:
     """The layout of an archive."""
 
-    names: tuple[bytes, ...]  # of its records, in the order in which they lie
-    sizes: tuple[int, ...]  # bytes of each
+    names: tuple[bytes, ...]  # names of its records, in the order of their bytes
+    sizes: tuple[int, ...]  # size of each record, in bytes
     heads: tuple[int, ...]  # offset of the local header before each record
-    starts: tuple[int, ...]  # first byte of each record
-    end: int  # where the directory begins, behind the last record
+    starts: tuple[int, ...]  # offset of the first byte of each record
+    end: int  # offset of the directory, which follows the last record
 
     @property
     def nbytes(self) -> int:
@@ -49,7 +49,7 @@ class ArchiveLayout:
         name, size = self.names[i], self.sizes[i]
         large = size >= _LARGE
         extra = _EXTRA.pack(_ZIP64, 16) + struct.pack("<2Q", size, size) if large else b""
-        # Zip has no alignment: an extra field of the missing length moves the data, as torch does it.
+        # Zip has no alignment, so an extra field of the missing length moves the data, like in torch.
         filling = self.starts[i] - self.heads[i] - _LOCAL.size - len(name) - len(extra) - _EXTRA.size
         extra += _EXTRA.pack(_FILLING, filling) + b"Z" * filling
         version, shown = (_VERSION_64, _LARGE) if large else (_VERSION, size)
@@ -101,8 +101,8 @@ def lay_out(names: Sequence[str], sizes: Sequence[int]) -> ArchiveLayout:
     heads, starts, at = [], [], 0
     for name, size in zip(written, sizes, strict=True):
         heads.append(at)
-        # 20: the zip64 field, whose presence is decided by the size alone, so that every place is known before a byte
-        # is written.
+        # The zip64 field has 20 bytes. Only the size decides whether it is present, so that every position is known
+        # before a byte is written.
         least = at + _LOCAL.size + len(name) + _EXTRA.size + (20 if size >= _LARGE else 0)
         starts.append(-(-least // ALIGN_BYTES) * ALIGN_BYTES)
         at = starts[-1] + size

@@ -38,7 +38,7 @@ _STORED = 0
 class ZipRecord:
     """One record.
 
-    `start` and `stop` are the bytes of its data in the file, `stored` is whether they are uncompressed.
+    Its data is in the bytes from `start` to `stop` of the file. `stored` is true if the data is uncompressed.
     """
 
     name: bytes
@@ -72,8 +72,11 @@ def looks_like_zip(file: RandomAccess) -> bool:
 
 
 def read_records(file: RandomAccess) -> list[ZipRecord]:
-    """Return the records of a file that looks like a zip archive, in the order of their bytes."""
-    # Raises Refused if the file is not an archive, its parts are not consecutive, or a name occurs twice.
+    """Return the records of a file that looks like a zip archive, in the order of their bytes.
+
+    Raises:
+        Refused: The file is not an archive, its parts are not consecutive, or a name occurs twice.
+    """
     directory = _find_directory(file)
     entries = sorted(_entries(file, directory), key=lambda entry: entry.header)
     # Readers differ in which of two records with one name they use, so such an archive is refused.
