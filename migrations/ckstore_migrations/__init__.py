@@ -29,7 +29,7 @@ APPLICATION_ID = 0x636B7374
 STEPS: tuple[Callable[[Database], None], ...] = (m0007_tables, m0008_health)
 VERSION = FIRST + len(STEPS) - 1
 
-# As sqlite-utils makes them; here, so that the schema is the same with every version of it.
+# The table and the index of sqlite-utils. They are created here, so that the schema is the same with all its versions.
 _APPLIED = (
     """CREATE TABLE IF NOT EXISTS "_sqlite_migrations" (
    "id" INTEGER PRIMARY KEY,
@@ -43,11 +43,12 @@ _APPLIED = (
 
 
 def apply(database: Database, count: int | None = None) -> None:
-    """Apply the steps that a catalog lacks. With `count`, only the first `count` steps of all."""
-    # Before sqlite-utils does it in its own words, which differ between versions; the schema is compared as text.
+    """Apply the steps that a catalog lacks. With `count`, apply only those among the first `count` steps."""
+    # This precedes the same statements of sqlite-utils, whose text differs between versions. The schema is compared as
+    # text.
     for statement in _APPLIED:
         database.execute(statement)
-    # sqlite-utils stops before a step by its name; it has no count.
+    # sqlite-utils cannot stop after a number of steps, but before a step with a given name.
     later = [step.__name__ for step in STEPS[len(STEPS) if count is None else count :]]
     migrations().apply(database, stop_before=later)
 

@@ -1,6 +1,6 @@
 """The schema: checkpoints, blobs, uses, pieces, tags, readings, and views for people.
 
-Reference counts are not stored: they are the number of rows in `uses`. Sizes are bytes.
+Reference counts are not stored, because they are the number of rows in `uses`. Sizes are in bytes.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ _TABLES = (
     ) STRICT, WITHOUT ROWID
     """,
     "CREATE INDEX uses_by_blob ON uses (blob_id, used_bytes)",
-    # Blobs that gc should look at. A hint that may name too much; `uses` decides.
+    # Blobs that gc should check. This is a hint, which may have too many blobs. `uses` decides.
     """
     CREATE TABLE candidates (
         blob_id INTEGER PRIMARY KEY REFERENCES blobs (id) ON DELETE CASCADE
     ) STRICT
     """,
-    # Pieces that share a blob with others; a piece that is a whole blob is found in `blobs`.
+    # Pieces that share a blob with others. A piece that is a whole blob is only in `blobs`.
     """
     CREATE TABLE pieces (
         digest TEXT NOT NULL PRIMARY KEY,
@@ -83,7 +83,7 @@ _TABLES = (
     ) STRICT, WITHOUT ROWID
     """,
     "CREATE INDEX tags_by_checkpoint ON tags (run, directory)",
-    # Whose catalog it is: one that lies outside its store could be given to two of them.
+    # The store of this catalog. Without this table, a catalog outside its store could be used for two stores.
     """
     CREATE TABLE store (
         id INTEGER PRIMARY KEY CHECK (id = 1), -- one row
@@ -91,7 +91,8 @@ _TABLES = (
         blobs_listed TEXT NOT NULL DEFAULT '' -- at which start of the machine every blob was looked at; empty: at none
     ) STRICT
     """,
-    # A save reads a share of what it relies on again; a blob without a row counts as never read.
+    # The last readings of blobs. A save rereads a share of the blobs that it reuses. A blob without a row counts as
+    # never read.
     """
     CREATE TABLE readings (
         blob_id INTEGER PRIMARY KEY REFERENCES blobs (id) ON DELETE CASCADE,

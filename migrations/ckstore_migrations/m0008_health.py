@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 def m0008_health(db: Database) -> None:
     """Add the column and delete the rows of checkpoints. The next opening adds them again from their manifests."""
-    # Their checksums are without the column, so no row counts any more.
+    # The checksums of the rows do not cover the new column, so no row is valid any more.
     db.execute("DELETE FROM uses")
     db.execute("DELETE FROM checkpoints")
     db.execute("ALTER TABLE checkpoints ADD COLUMN health TEXT NOT NULL DEFAULT ''")

@@ -1,7 +1,7 @@
 """The exact schema after each step. A catalog with another schema is not read, since it could contain anything.
 
-A view in place of a table may never end. A trigger, a generated column or an index of an expression runs code of
-another author. So the text of the schema is compared before a statement touches a table.
+Reading a view in place of a table may never end. A trigger, a generated column or an index of an expression runs code
+of another author. So the text of the schema is compared before a statement uses a table.
 
 After adding a step, ``python -m ckstore_migrations.schema`` prints the new value of `DIGESTS`.
 """
@@ -33,8 +33,10 @@ def is_schema_of(connection: sqlite3.Connection, version: int) -> bool:
 
 
 def digest_of(connection: sqlite3.Connection) -> str:
-    """Return the digest of the schema of a database: everything in `sqlite_schema` except the page numbers."""
-    # Without the numbers of pages, which differ between files with one schema.
+    """Return the digest of the schema of a database: everything in `sqlite_schema` except the page numbers.
+
+    The page numbers differ between files with the same schema.
+    """
     return _digest(tuple(connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_schema").fetchall()))
 
 
@@ -46,12 +48,12 @@ def digests() -> Iterator[str]:
 
     for count in range(1, len(STEPS) + 1):
         with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
-            # Without plugins: a user's environment must not change what the digest is of.
+            # Plugins are disabled, because a user's environment must not change the schema.
             apply(Database(connection, execute_plugins=False), count)
             yield digest_of(connection)
 
 
-@lru_cache(maxsize=4)  # the same for each catalog that this process opens; a fifth of the time of opening one
+@lru_cache(maxsize=4)  # catalogs have the same schema, and hashing it takes a fifth of the time of opening one
 def _digest(rows: tuple[tuple[Any, ...], ...]) -> str:
     digest: str = _sha256()(repr(sorted(rows, key=repr)).encode("utf-8", "surrogatepass")).hexdigest()
     return digest
@@ -59,8 +61,8 @@ def _digest(rows: tuple[tuple[Any, ...], ...]) -> str:
 
 @cache
 def _sha256() -> Callable[[bytes], Any]:
-    # As Python's own `random`: `hashlib` loads OpenSSL, which takes 2 ms of a command. To look for a module that is not
-    # there takes a quarter of opening the catalog, hence once.
+    # Like `random` of Python, this avoids `hashlib`, which loads OpenSSL and takes 2 ms of a command. The result is
+    # cached, because searching for a missing module takes a quarter of the time of opening the catalog.
     for lean in ("_sha2", "_sha256"):
         try:
             found: Callable[[bytes], Any] = import_module(lean).sha256
