@@ -41,7 +41,7 @@ class Encoding(StoredForm):
     files: tuple[BlobRecord, ...]
     encoded: Mapping[str, EncodedBlob]  # digest of a plain blob -> its encoded form
     place: int = 0  # position of the checkpoint in the chain of its run
-    # Like `encoded`, but the bases may be missing in the directory. Used only on a remote.
+    # Additional encoded forms, only on a remote. Their bases need not be in `files` or `encoded`.
     links: Mapping[str, EncodedBlob] = field(default_factory=dict)
 
     def stored(self, blobs: Sequence[BlobRecord]) -> Sequence[BlobRecord]:

@@ -140,7 +140,7 @@ def _unframe(data: bytes, where: str, hash_prefix: str) -> tuple[str, memoryview
     # The digest must be valid, because its prefix selects the algorithm.
     if not is_digest(claimed):
         raise DamagedBlob(f"{where}: wanted a digest xxh3-… or blake3-…, found {shown(claimed)}")
-    if hash_prefix and not claimed.startswith(f"{hash_prefix}-"):  # before hashing: its package may be missing
+    if hash_prefix and not claimed.startswith(f"{hash_prefix}-"):  # before hashing, as its package may be missing
         found = claimed.partition("-")[0]
         msg = (
             f"{where} belongs to a store with another hash: wanted digests that begin with "

@@ -86,8 +86,8 @@ def _pieces(manifest: Manifest, leaf: LeafRecord) -> set[_Piece]:
     for i, extent in enumerate(storage.extents):
         start, stop = max(at, first), min(at + extent.length, last)
         if start < stop:
-            # The start of the piece relative to the leaf also matters: with another start, an equal piece has other
-            # bytes of the leaf.
+            # The start of the piece relative to the leaf also matters, because with another start, an equal piece has
+            # other bytes of the leaf.
             place = at - first if storage.tiling is None else storage.tiling.blocks[i]
             pieces.add((place, stop - start, extent.piece))
         at += extent.length

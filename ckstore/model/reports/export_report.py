@@ -43,7 +43,7 @@ class ExportReport:
         destination: The directory, or the torch file.
         files: The files that were written. Files with tensors come first, in the order of the shards.
         tied: Name that is in no file -> name of the tensor with which it shares its memory.
-        state_names: Full paths of the values in ``state.json``. They are there because safetensors cannot hold them.
+        state_names: Full paths of the values in ``state.json``, because safetensors cannot hold these values.
         left_out: Data that is in no file, one sentence each. These are the versions of modules that torch attaches to a
             state dict, and committed files that are not part of a model.
         unsafe_globals: Classes and functions in a torch file that ``torch.load(weights_only=True)`` rejects. The file
