@@ -1,6 +1,7 @@
 """Conversion of states to leaves and storages, and back.
 
-This is the only package that imports torch or NumPy, and only when a state needs them.
+Only this package, `integrations` and `training` import torch. This package imports torch and NumPy only when a state
+needs them.
 
 Unless a docstring says otherwise, functions raise `CannotStore` for a value that the format does not support,
 `BadInput` for a target or a file that does not fit, and `MemoryError`.

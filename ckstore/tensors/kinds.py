@@ -19,7 +19,7 @@ from ckstore.tensors.refusals import type_name
 
 def is_tensor(value: object) -> bool:
     """Whether `value` is a torch tensor of any class."""
-    # This runs for every value of a state, so it imports nothing: the import statement would take longer than the
+    # This runs for every value of a state, so it imports nothing. An import statement would take longer than the
     # check. While another thread imports torch, `torch.Tensor` may not exist yet.
     kind = getattr(sys.modules.get("torch"), "Tensor", None)
     return kind is not None and isinstance(value, kind)

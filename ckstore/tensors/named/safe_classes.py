@@ -1,8 +1,8 @@
 """Classes and functions that a state may name, and those that a load may return. torch is not imported.
 
 A manifest may be from an untrusted source. A name in it is only compared with the names that this program has allowed,
-and for an enumeration also with those that this program has imported. A name imports no module except those of
-`_BUILT_IN`, and runs no other code.
+and for an enumeration also with those that this program has imported. A name can only import three modules of Python
+itself (argparse, collections, types), and runs no other code.
 """
 
 from __future__ import annotations

@@ -301,7 +301,7 @@ class _Optimizer:
 
     def _fits(self, index: int, parameter: Any, live: dict[str, Any]) -> bool:
         """Whether a tensor has the shape of its parameter, if known. Report another shape, or a conversion."""
-        # Only shapes and dtypes of torch's own optimizers are checked. Others decide themselves about their state.
+        # Shapes are only checked for torch's own optimizers. Others decide themselves about the shapes of their state.
         leaf = self.comparison.leaves[index]
         last = leaf.name.rpartition(".")[2]
         if leaf.kind != "torch" or parameter is None or is_lazy(parameter):  # the load gives a lazy one its shape

@@ -37,14 +37,14 @@ class Differences:
     # Names are those in the target, except in `unexpected`, which has names in the checkpoint.
     missing: list[str] = field(default_factory=list)  # in the target only
     unexpected: list[str] = field(default_factory=list)  # in the checkpoint only
-    # Name -> ``shape [2] float32 wanted, found a dict``: another shape or kind.
+    # Name -> ``shape [2] float32 wanted, found a dict``, of values with another shape or kind.
     mismatched: dict[str, str] = field(default_factory=dict)
     # Name -> ``float32 wanted, found int64``, of tensors that differ only in the dtype and are not converted.
     dtypes: dict[str, str] = field(default_factory=dict)
     # Name -> ``float32 to bfloat16``, of tensors that will be converted.
     cast: dict[str, str] = field(default_factory=dict)
     meta: list[str] = field(default_factory=list)  # tensors of the target without memory, which are not assigned
-    # Tensors of `mismatched` that those of the checkpoint would replace with ``assign=True``.
+    # Tensors of `mismatched` that ``assign=True`` would replace by those of the checkpoint.
     replaceable: list[str] = field(default_factory=list)
     # Tensor of a module -> its class, if the checkpoint has parts of the tensor that the module does not accept.
     partial: dict[str, str] = field(default_factory=dict)

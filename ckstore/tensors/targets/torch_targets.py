@@ -125,7 +125,7 @@ def elements_key(target: torch.Tensor) -> object:
         return id(target)  # a wrapper of other tensors has no memory, and all have the address 0
     try:
         return target.device, target.data_ptr(), target.dtype, tuple(target.shape), target.stride()
-    except (NotImplementedError, RuntimeError):  # without memory of its own
+    except (NotImplementedError, RuntimeError):  # it has no memory of its own
         return id(target)
 
 
