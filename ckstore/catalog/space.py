@@ -38,7 +38,7 @@ def used_bytes(connection: sqlite3.Connection) -> int:
 
 
 def _total(total: int | None) -> int:
-    """Return a sum of sizes, which SQL gives as NULL if there are no rows."""
+    """Return a sum of sizes, checked. In SQL, the sum of no rows is NULL."""
     row_checks.sizes([total or 0])
     return total or 0
 

@@ -32,7 +32,7 @@ def create_or_migrate(path: Path, store: str, *, timeout_s: float) -> bool:
 
     `store` is the uuid of the store that the catalog records, or empty.
     """
-    # Most openings find a current catalog and need no lock. Any error is raised again below.
+    # Most openings find a current catalog, and need no lock. Errors are handled below.
     with contextlib.suppress(CkstoreError), connections.reading(path):
         return False
     _check_sqlite()
@@ -42,7 +42,7 @@ def create_or_migrate(path: Path, store: str, *, timeout_s: float) -> bool:
 
 
 def replace(path: Path, store: str, *, timeout_s: float) -> Path | None:
-    """Set the catalog aside, even if it is damaged, and create an empty one, under one lock. Return the new path.
+    """Set the catalog aside in any state, and create an empty one, under one lock. Return the old one's new path.
 
     A catalog that a newer ckstore made is not changed.
     """

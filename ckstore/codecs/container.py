@@ -191,7 +191,7 @@ def parse_header(data: Buffer, *, where: str, most_bytes: int) -> Header:
 def _run(item: Any, base_count: int, most_bytes: int, where: str) -> Run:
     if type(item) is list and len(item) in (2, 5):
         nbytes, width, prediction, base, offset = item if len(item) == 5 else (*item, "same", -1, 0)
-        # The checks are written out for speed: a pack has a run for each of its tensors.
+        # The checks are written out for speed, because a pack has a run for each of its tensors.
         if (
             type(nbytes) is int
             and type(width) is int

@@ -1,4 +1,4 @@
-"""The results of Python and NumPy functions that a pickle names. None of these functions is looked up.
+"""The results of Python and NumPy functions that a pickle names. None of these functions is imported or called.
 
 These are the functions that the weights-only unpickler of torch 2.13 knows, and a few more that are safe: arrays and
 scalars of NumPy. Arguments that do not fit give None. Sources: torch/_weights_only_unpickler.py, numpy/_core.
@@ -120,7 +120,7 @@ def _fill_array(array: NumpyArray, data: Any, dtype: NumpyDtype, shape: Any, *, 
     if type(data) not in (bytes, bytearray) or item_bytes is None or elements(shape) is None:
         return
     if len(data) == item_bytes * math.prod(shape):
-        # Copy the dtype: the pickle may change it later, and that change would not be checked against this array.
+        # The dtype is copied, because a later change by the pickle would not be checked against this array.
         array.dtype, array.shape, array.is_fortran, array.data = replace(dtype), shape, is_fortran, bytes(data)
         array.unknown = ""
 

@@ -25,12 +25,12 @@ _LENGTH_BYTES = 8
 DTYPE_BITS = {one.safetensors: one.bits for one in DTYPES if one.safetensors}  # all dtypes of safetensors 0.8
 
 _SPACE = rb"[ \t\n\r]*"
-# At most 19 digits: the time to convert a number grows with the square of the number of its digits.
+# Numbers have at most 19 digits, because the time to convert a number grows with the square of its number of digits.
 _NUMBER = rb"(?:0|[1-9][0-9]{0,18})" + _SPACE
 _MARK_PATTERN = re.compile(_SPACE + rb"([{}:,])")
 _QUOTE_PATTERN = re.compile(_SPACE + rb'"')
-# Match at most a thousand at a time: the regex engine uses memory for each repetition of a group, to be able to
-# backtrack.
+# At most a thousand repetitions are matched at a time, because the regex engine needs memory for each of them, to be
+# able to backtrack.
 _TEXT_PATTERN = re.compile(rb'(?:[^"\\\x00-\x1f]+|\\[^\x00-\x1f]){1,1000}')
 _SIZES_PATTERN = re.compile(
     _SPACE + rb"\[%b((?:%b(?:,%b%b){0,%d})?)\]" % (_SPACE, _NUMBER, _SPACE, _NUMBER, MAX_DIMENSIONS - 1)

@@ -1,4 +1,4 @@
-"""The results of the functions that torch.save names in a pickle, as plain values. None of them is looked up.
+"""The results of the functions that torch.save names in a pickle, as plain values. None of them is called.
 
 Arguments that do not fit give None. Sources: torch/_utils.py, torch/_tensor.py and torch/serialization.py of torch
 2.13.
@@ -209,7 +209,7 @@ def reduced(function: Any, args: Any) -> Any:
         return function if type(function) is Unknown else Unknown("a call of something that is not a function")
     make = FUNCTIONS.get(function)
     if make is None:
-        # An object whose class defines no function of its own for pickling.
+        # This is an object whose class does not define its own function for pickling.
         is_object = str(function) == "copyreg._reconstructor" and type(args) is tuple and len(args) == 3
         if not is_object or type(args[0]) is not Global:
             return Unknown(str(function))

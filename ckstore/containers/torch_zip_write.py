@@ -25,7 +25,7 @@ _ZIP64 = 1
 _LARGE = 0xFFFFFFFF
 _MANY = 0xFFFF
 _FIRST_DAY = 0x21  # 1980-01-01, the earliest date that a zip can record
-# "Needed to extract" 2.0 and, with zip64, 4.5 (APPNOTE.TXT 4.4.3).
+# The "version needed to extract" is 2.0, or 4.5 with zip64 (APPNOTE.TXT 4.4.3).
 _VERSION, _VERSION_64 = 20, 45
 
 

@@ -29,7 +29,7 @@ _EXTRA = struct.Struct("<2H")
 _EXTRA64 = 1
 _FULL16, _FULL32 = 2**16 - 1, 2**32 - 1
 """The content of a field whose value is in the zip64 part."""
-_ENCRYPTED = 0x2041  # flags: the record is encrypted, it has a strong cipher, its header is encrypted
+_ENCRYPTED = 0x2041  # flags of an encrypted record, a strong cipher, and an encrypted header
 _SIZES_FOLLOW = 0x8
 _STORED = 0
 
