@@ -61,14 +61,11 @@ _HINTS_BY_ATTRIBUTE = (
 
 
 _HEAP_TYPE, _NOT_MADE = 1 << 9, 1 << 7
-"""Flags of a type (Include/object.h). The first marks types that a class statement made, the second abstract types."""
+"""Flags of a type (Include/object.h): made by a class statement, and without a way to create objects of it."""
 
 
 def check_numbers(path: str, shape: Sequence[int], strides: Sequence[int] = ()) -> None:
-    """Raise if a manifest may not contain these sizes and strides.
-
-    Only a tensor with fewer bytes than elements, such as an expanded or an empty one, can have such numbers.
-    """
+    """Raise if a manifest may not contain these sizes and strides. Only an expanded or empty tensor can have them."""
     most = max((*shape, *strides), default=0)
     if most > SAFE_INT:
         reason = f"sizes and strides are at most 2^53, found {most}: it cannot be stored"

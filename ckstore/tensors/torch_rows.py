@@ -10,7 +10,7 @@ import torch
 def views_of(tensor: torch.Tensor, first: int, count: int) -> Iterator[tuple[int, torch.Tensor]]:
     """Yield views of `count` elements from `first` on, each with the number of elements before it."""
     if tensor.dim() <= 1 or tensor.is_contiguous():
-        yield 0, tensor.reshape(-1)[first : first + count]  # a view, for such a tensor
+        yield 0, tensor.reshape(-1)[first : first + count]  # here, reshape returns a view
         return
     row = tensor[0].numel()
     at = 0

@@ -156,7 +156,7 @@ class GappedSource:
 class StridedSource:
     """The elements of a strided tensor on the CPU in row-major order, gathered as they are read; see `ByteSource`.
 
-    A copy of all elements would take the same memory again until the end of the save.
+    A copy of all elements would take as much memory again until the end of the save.
     """
 
     __slots__ = ("_bits", "_item_bytes", "_stop", "name", "nbytes", "watched")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pickle  # the file is a pickle by definition; ckstore only writes it
+import pickle  # the file is a pickle by definition; this module only writes it
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -30,7 +30,7 @@ class WrittenChunk:
     file: str  # name of its file
     start: int  # offset in the file, in bytes
     nbytes: int
-    # `offsets` and `sizes` are position and size of the chunk in its tensor. None for a value that is no tensor.
+    # `offsets` and `sizes` are position and size of the chunk in its tensor. None for a value other than a tensor.
     offsets: tuple[int, ...] | None = None
     sizes: tuple[int, ...] | None = None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-import pickle  # a file of torch contains a pickle by definition; ckstore only writes it
+import pickle  # a file of torch contains a pickle by definition; this module only writes it
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from types import BuiltinFunctionType, FunctionType

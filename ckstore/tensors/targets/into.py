@@ -53,7 +53,7 @@ class IntoPlan:
 
     @property
     def likely(self) -> Differences:
-        """The differences, with those names in `missing` about which only `attempt` decides."""
+        """The differences. Here, `missing` also has the names about which `attempt` decides."""
         return replace(self.differences, missing=[*self.differences.missing, *self._guessed])
 
     def prepare(self, storage_bytes: Sequence[int] | None = None) -> None:

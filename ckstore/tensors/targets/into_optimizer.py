@@ -249,7 +249,7 @@ class _Optimizer:
         numbers = chain.from_iterable(group["params"] for group in groups)
         parameters = chain.from_iterable(group["params"] for group in optimizer.param_groups)
         self.parameters = dict(zip(numbers, parameters, strict=True))
-        # A state tensor that shares memory with a parameter must not be filled, which would overwrite weights.
+        # A state tensor that shares memory with a parameter must not be filled, because this would overwrite weights.
         self._places = {one.data_ptr() for one in self.parameters.values() if torch_targets.can_be_filled(one)} - {0}
 
     def by_parameter(self, found: dict[Any, Node]) -> dict[Any, Node]:
