@@ -130,7 +130,7 @@ class Catalog:
     def remove_wrong(self, *, timeout_s: float) -> int:
         """Remove the rows of checkpoints that changed since they were written; return their number.
 
-        It is unknown to which checkpoints such rows belong. These are entered again from their directories.
+        It is unknown to which checkpoints such rows belong. The checkpoints are entered again from their directories.
         """
         from ckstore.catalog import rows
 
