@@ -38,7 +38,7 @@ def find_on_remote(source: Source, text: str, *, run: str | None, hash_prefix: s
         chosen = [place for place, reason in reasons.items() if not reason]
         if reasons and not chosen:
             place, reason = next(iter(reasons.items()))
-            message = f"{ref}: every checkpoint at {source.name} is skipped, such as {place.name}: {reason}"
+            message = f"{ref}: every checkpoint at {source.name} is skipped, such as {place.name} ({reason})"
             raise NoSuchRef(message, hint="latest names the newest one")
         return _newest(source, chosen, Ref(ref.run, "latest", "latest"), hash_prefix)
     if ref.kind == "best":  # by the metrics of the manifests, which is slow; only users ask for it, and rarely

@@ -186,7 +186,7 @@ COMPACTING = [
         "a compaction drops the generations of a killed one",
         "killed-compaction-not-finished",
         "compact.compact.compact",
-        "    left = drop_superseded(context, forms_only=True)  # of a compaction that was killed\n",
+        "    left = drop_superseded(context, forms_only=True)  # former generations that a killed compaction left\n",
         "    left = set[str]()\n",
         "tests/ops/free/test_superseded.py::test_the_next_compaction_finishes_it",
         "assert",

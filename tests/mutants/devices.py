@@ -13,7 +13,7 @@ DEVICES = [
         "store_sources",
         "        writer.complete(blobs)\n"
         "        found = None if health is None else health.complete(storages)\n"
-        "    # `_StopSignal` is of a thread that only saw another fail; the caller needs the error that began it.\n"
+        "    # `_StopSignal` only means that another thread failed. The caller needs the error of that thread.\n"
         "    except _StopSignal as stopped:\n"
         "        raise writer.first_error or stopped from None\n"
         "    finally:\n"

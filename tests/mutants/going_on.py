@@ -159,7 +159,7 @@ GOING_ON = [
         "retention continues after a checkpoint that the system refuses",
         "retention-stops-at-one",
         "retain._try_drop",
-        "    except OSError as error:  # an error of the system must not keep the others from being dropped\n"
+        "    except OSError as error:  # the other checkpoints must be dropped even if this one has an error\n"
         "        return _refused(info, error)\n",
         "",
         f"{_FREE}::test_retention_after_a_save_drops_the_others_and_the_save_names_the_one",

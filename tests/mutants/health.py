@@ -102,8 +102,8 @@ HEALTH = [
     Mutant(
         "the manifest of the newest healthy checkpoint is read",
         "healthy-by-its-row",
-        "_take_healthy",
-        "    if info.unhealthy:\n        raise _Unhealthy(info)\n",
+        "_take_unless_skipped",
+        "    if why_skipped(kind, info):\n        raise _SkippedCheckpoint(info)\n",
         "",
         f"{_SAVES}::test_a_row_of_the_catalog_alone_makes_no_checkpoint_unhealthy",
         "assert",

@@ -284,7 +284,8 @@ SHARING = [
         "a restored checkpoint is in the catalog immediately",
         "undo-not-entered",
         "undo.undo",
-        "    with suppress(CkstoreError, OSError):  # otherwise the next opening enters it\n"
+        "    with suppress(CkstoreError, OSError):  "
+        "# if this fails, the next opening of the store updates the catalog\n"
         "        reconcile_one(context, key, timeout_s=_CATALOG_TIMEOUT_S)\n",
         "",
         "tests/ops/free/test_undo.py::test_what_comes_back_is_in_the_catalog_at_once",
@@ -844,8 +845,8 @@ SHARING = [
         "on a shared filesystem, opening sweeps no staging",
         "opening-sweeps-other-hosts",
         "opening.recover",
-        "    if context.view.sees_locks:  # otherwise",
-        "    if context.layout:  # else",
+        "    if context.view.sees_locks:\n",
+        "    if context.layout:\n",
         "tests/ops/test_shared.py::test_opening_leaves_the_saves_of_other_hosts_and_what_they_dropped",
         "assert",
     ),

@@ -112,7 +112,7 @@ VALUES = [
         "a field of an object is set without code of its class",
         "field-set-by-setattr",
         "named_objects.put_together",
-        "            vars(made)[field] = value  # not by setattr: a property, or __setattr__, would run\n",
+        "            vars(made)[field] = value  # setattr would run a property or __setattr__\n",
         "            setattr(made, field, value)\n",
         f"{_OBJECTS}::test_nothing_of_the_class_is_called_and_no_field_changes_the_class",
         "this is not to be called",

@@ -54,5 +54,5 @@ def test_a_remote_without_a_healthy_checkpoint_is_reported(store: Store, tmp_pat
     other = Store.init(tmp_path / "other")
     other.remotes.add("disk", tmp_path / "remote")
 
-    with pytest.raises(NoSuchRef, match=r"every checkpoint at disk is skipped, such as .*: it is unhealthy: "):
+    with pytest.raises(NoSuchRef, match=r"every checkpoint at disk is skipped, such as .* .unhealthy, since "):
         other.pull(remote="disk", ref="latest-healthy")

@@ -62,7 +62,7 @@ def is_latest_valid(ref: object) -> bool:
 
 def why_skipped(kind: str, info: CheckpointInfo) -> str:
     """Return the reason why a ref of this kind does not name a valid checkpoint, or an empty string."""
-    return f"it is unhealthy: {info.unhealthy}" if kind == "latest-healthy" and info.unhealthy else ""
+    return f"unhealthy, since {info.unhealthy}" if kind == "latest-healthy" and info.unhealthy else ""
 
 
 def parse_ref(text: str) -> Ref:

@@ -102,7 +102,7 @@ def take_newest_valid(context: Context, ref: str, take: Take[T], *, read_touched
             context.notices.problems.pop(kind, None)
         return taken
     if skipped and not passed:
-        msg = f"{ref}: every checkpoint is skipped, such as {skipped[0].name}: {why_skipped(kind, skipped[0])}"
+        msg = f"{ref}: every checkpoint is skipped, such as {skipped[0].name} ({why_skipped(kind, skipped[0])})"
         raise NoSuchRef(msg, hint="latest-valid names the newest complete one")
     raise _none_left(context, kind, run, passed)
 

@@ -311,7 +311,7 @@ def test_where_no_checkpoint_is_healthy_latest_healthy_says_so(store: Store) -> 
         store.info("latest-healthy")
     diverged(store, healthy=0)
 
-    with pytest.raises(NoSuchRef, match=r"every checkpoint is skipped, such as main@3: it is unhealthy: w has 1 NaN"):
+    with pytest.raises(NoSuchRef, match=r"every checkpoint is skipped, such as main@3 .unhealthy, since w has 1 NaN"):
         store.info("latest-healthy")
     with pytest.raises(NoSuchRef, match="with a number for the metric loss is unhealthy, such as main@3"):
         store.info("best:loss")
