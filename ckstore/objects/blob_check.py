@@ -16,23 +16,23 @@ from ckstore.model.manifest.manifest import BlobRecord
 from ckstore.objects import blobs
 from ckstore.objects.checkpoints import CheckpointDirectory
 
-# Large enough that the disk streams, small enough that a pause between two reads slows a verification evenly.
+# The size of one read. It is large enough for sequential reading, and small enough that pauses between reads are even.
 READ_BYTES = 4 * 2**20
 
 Piece = tuple[str, int, int]
-"""Digest, offset in the blob, length."""
+"""Digest, offset in the blob and length, both in bytes."""
 
 Pace = Callable[[int], None]
-"""Called with the number of bytes of the next read. May wait."""
+"""A function that is called with the number of bytes of the next read, and may wait."""
 
 
 @dataclass(slots=True)
 class Checked:
     """The result of checking a blob."""
 
-    problem: str = ""  # why the blob is not what its name says; empty if it is
-    bad: dict[Piece, str] = field(default_factory=dict)  # pieces whose bytes are damaged or missing, and how
-    read_bytes: int = 0  # bytes of the blob that were read and compared, each once
+    problem: str = ""  # why the blob does not match its name; empty if it matches
+    bad: dict[Piece, str] = field(default_factory=dict)  # piece with damaged or missing bytes -> its problem
+    read_bytes: int = 0  # how many bytes of the blob were read and compared
     absent: bool = False  # whether there is no file of that size
 
 
@@ -40,20 +40,21 @@ class Checked:
 class ReadMode:
     """Options for reading blobs."""
 
-    buffer: memoryview  # of `buffers.aligned_buffer`, `READ_BYTES` long; not used by others meanwhile
+    buffer: memoryview  # from `buffers.aligned_buffer`, of `READ_BYTES` bytes; no other reader may use it meanwhile
     may_touch: bool = False  # whether times may be set
-    # Whether a damaged blob loses its stamp. False if the same inode is correct under another name.
+    # Whether the stamp of a damaged blob is removed. False if the same inode is correct under another name.
     may_distrust: bool = True
     pace: Pace | None = None  # called before each read
-    by_size: bool = False  # read nothing of a file that has another size: all in it counts as damaged
+    by_size: bool = False  # whether all pieces of a file of another size count as damaged without being read
 
 
 def check_blob(
     directory: CheckpointDirectory, blob: BlobRecord, pieces: Iterable[Piece], how: ReadMode, *, whole: bool = True
 ) -> Checked:
     """Check a blob of an open checkpoint."""
-    # The bytes come from the disk, see `ckstore.fs.direct`. If times may be set, a blob without a stamp whose bytes are
-    # right is stamped, and a damaged one loses its stamp, so that no save relies on it.
+    # The bytes are read from the disk (`ckstore.fs.direct`). If times may be set, a right blob without a stamp is
+    # stamped, and the stamp of a damaged blob is removed, so that no save relies on it. The stamp is the fixed time of
+    # blobs (`ckstore.fs.blob_time`).
     pieces = list(pieces)
     try:
         place = directory.blobs.inside / blob.digest
@@ -63,20 +64,20 @@ def check_blob(
 
 
 def check_file(path: StorePath, blob: BlobRecord, how: ReadMode) -> Checked:
-    """Check a blob, given by its place in the store, like `check_blob`."""
+    """Check a blob at a path in the store, like `check_blob`."""
     return _check(path, blob, [], how, whole=True)
 
 
 def _check(path: StorePath, blob: BlobRecord, pieces: list[Piece], how: ReadMode, *, whole: bool) -> Checked:
     try:
-        # From the disk: a page cache that is right would hide a rotten sector until the next restart.
+        # Read from the disk: right bytes in the page cache would hide a rotten sector until the next restart.
         with direct.opened_uncached(path) as file:
             return _check_open(file, blob, pieces, how, whole=whole)
     except (FileNotFoundError, NotADirectoryError):
         return _all_bad(blobs.why_absent(blob.digest, blob.nbytes, None), pieces)
     except OSError as error:
-        # ELOOP: there is a symlink in place of the blob. ENXIO: there is a socket. Any other error says nothing about
-        # the blob and must not mark it.
+        # ELOOP means a symlink in place of the blob, and ENXIO a socket. Other errors are not about the blob, and must
+        # not mark it as damaged.
         if error.errno not in (errno.ELOOP, errno.EIO, errno.ENXIO):
             raise
         return _all_bad(f"blob {blob.digest} cannot be opened: {error.strerror}", pieces)
@@ -92,12 +93,12 @@ def _check_open(
     status = os.fstat(file.fd)
     problem = blobs.why_absent(blob.digest, blob.nbytes, status)
     if problem:
-        # A device or a pipe in its place must not be read: it could wait for ever, or never end.
+        # A device or a pipe in place of the blob must not be read, since the read might never end.
         if how.by_size or not stat.S_ISREG(status.st_mode):
             return _all_bad(problem, pieces)
         bad = {piece: problem for piece in pieces if _compare(file, piece, how)}
         return Checked(problem, bad, sum(piece[2] for piece in pieces), absent=True)
-    # Only a blob that is read whole may be stamped: a part that is right says nothing of the rest.
+    # Only a blob that is read completely may be stamped, since one right part does not prove that the rest is right.
     if how.may_touch and whole and not blobs.looks_untouched(status, blob.nbytes):
         checked = _check_touched(file, blob, pieces, how)
     else:
@@ -109,13 +110,12 @@ def _check_open(
 
 def _check_touched(file: direct.UncachedFile, blob: BlobRecord, pieces: list[Piece], how: ReadMode) -> Checked:
     """Check a blob that a program may have written to. If it is right, it is stamped."""
-    # If its time cannot be set (another user's file, a full disk), it is only compared, and remains as suspect as it
-    # was. The status is read before the time is changed: the file may be a user's own, and then it gets its old time
-    # back.
+    # If its time cannot be set (another user's file, a full disk), it is only compared, and remains suspect. Read the
+    # status before the time is changed: if the file is not a blob, it gets its old time back.
     before = os.fstat(file.fd)
     if blob.nbytes <= READ_BYTES:
-        # For a small blob, a flush takes longer than a read. Compare first, so that 100,000 wrong files from a stranger
-        # do not cost 100,000 flushes.
+        # For a small blob, an fsync takes longer than a read. Compare first, so that 100,000 wrong files do not cost
+        # 100,000 fsyncs.
         checked = _compare_all(file, blob, pieces, how, whole=True)
         if checked.problem:
             with suppress(OSError):
@@ -126,9 +126,9 @@ def _check_touched(file: direct.UncachedFile, blob: BlobRecord, pieces: list[Pie
     except OSError:
         return _compare_all(file, blob, pieces, how, whole=True)
     try:
-        # Durable before it is read: right bytes in dirty pages could still fail to reach the disk (law D2).
+        # Make the blob durable before it is read, since right bytes in dirty pages may never reach the disk (law D2).
         os.fsync(file.fd)
-    except OSError as error:  # the bytes may be in memory only, and a second fsync would not tell
+    except OSError as error:  # the bytes may be in memory only, and a second fsync would not report that
         if error.errno in files.NOT_OF_THE_FILE:
             raise
         problem = f"a program wrote into blob {blob.digest}, and it cannot be made durable: {error.strerror}"
@@ -149,7 +149,7 @@ def _compare_all(
     known: dict[Piece, str] = {}
     if whole:
         everything = (blob.digest, 0, blob.nbytes)
-        # Blob and pieces in one pass: reading a second time would double the load of a verification.
+        # Compare the blob and its pieces in one pass, since reading twice would double the load of a verification.
         known = _compare_at_once(file, everything, pieces, how)
         checked.read_bytes = blob.nbytes
         if known[everything]:
@@ -166,7 +166,7 @@ def _compare_all(
 
 
 class _Running:
-    """A piece that is partly read."""
+    """A piece that is being read."""
 
     def __init__(self, piece: Piece) -> None:
         self.piece = piece
@@ -185,8 +185,8 @@ class _Running:
 def _compare_at_once(
     file: direct.UncachedFile, everything: Piece, pieces: Iterable[Piece], how: ReadMode
 ) -> dict[Piece, str]:
-    """Read a range once. Return its problem, and the problem of each piece in it that could be read."""
-    # The last piece first, so that the next one to begin is taken from the end of the list.
+    """Read a range once; return its problem, and the problem of each piece in it that could be read."""
+    # Sort the pieces in descending order, so that the next one is at the end of the list.
     waiting = sorted(({*pieces} - {everything}), key=lambda piece: piece[1], reverse=True)
     open_now = [_Running(everything)]
     known: dict[Piece, str] = {}
@@ -197,7 +197,7 @@ def _compare_at_once(
                 how.pace(min(stop - at, READ_BYTES))
             data = file.read(at, stop, how.buffer)
         except OSError as error:
-            # Only EIO says that the medium lost the bytes; anything else is this process's or the server's trouble.
+            # Only EIO means that the medium has lost the bytes. Other errors are problems of this process or a server.
             if error.errno != errno.EIO:
                 raise
             return {**known, everything: f"the disk cannot read byte {at}: {error.strerror}"}
@@ -210,19 +210,18 @@ def _compare_at_once(
         at += len(data)
         known.update((running.piece, running.verdict()) for running in open_now if running.stop <= at)
         open_now = [running for running in open_now if running.stop > at]
-    # An empty blob is never read, and still has a digest to be compared.
+    # An empty blob is never read, but its digest must be compared.
     return known if everything[2] else {everything: open_now[0].verdict()}
 
 
 def _compare(file: direct.UncachedFile, piece: Piece, how: ReadMode) -> str:
-    """Return the problem of a range of bytes of an open blob, empty if the digest matches."""
+    """Return the problem with a range of bytes of an open blob, or an empty string if the digest matches."""
     return _compare_at_once(file, piece, (), how)[piece]
 
 
 def _distrust(fd: int) -> None:
-    if not blob_time.is_stamp(
-        os.fstat(fd).st_mtime_ns
-    ):  # no save relies on it, and it may be a file that is not a blob
+    # Without a stamp, no save relies on the file, which may not even be a blob.
+    if not blob_time.is_stamp(os.fstat(fd).st_mtime_ns):
         return
-    with suppress(OSError):  # another user's file, or a full disk: that must not hide the damage
+    with suppress(OSError):  # an error, such as for another user's file or on a full disk, must not hide the damage
         blob_time.mark_suspect(fd)

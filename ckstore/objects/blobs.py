@@ -1,4 +1,4 @@
-"""Judge and hash blobs on disk. Source: docs/format/v1.md, "Blobs"."""
+"""Check and hash blobs on the disk. Source: docs/format/v1.md, "Blobs"."""
 
 from __future__ import annotations
 
@@ -17,58 +17,61 @@ _READ_BYTES = 4 * 2**20
 
 
 def has_size(status: os.stat_result | None, nbytes: int) -> bool:
-    """Whether this is a regular file of that size, as a complete checkpoint needs. `status` may be None."""
-    # The one judge of whether the bytes of a blob are there, as a look at its file says; nothing is read.
+    """Whether this is the status of a regular file of that size. `status` may be None.
+
+    All checks of complete checkpoints use this function. It does not show whether the bytes are right.
+    """
     return status is not None and stat.S_ISREG(status.st_mode) and status.st_size == nbytes
 
 
 def why_absent(digest: str, nbytes: int, status: os.stat_result | None) -> str:
-    """Return the problem of the file of a blob in one sentence, empty if `has_size`."""
+    """Return the problem with the file of a blob in one sentence, or an empty string if it `has_size`."""
     if status is None:
         return f"blob {digest} is missing"
     return "" if has_size(status, nbytes) else f"blob {digest} has {status.st_size} bytes, wanted {nbytes}"
 
 
 def looks_untouched(status: os.stat_result, nbytes: int) -> bool:
-    """Whether a blob has its size and a stamp, so that no program has written to it by ordinary means."""
+    """Whether a blob has its size and a stamp (the fixed time of blobs), which an ordinary write would change."""
     return has_size(status, nbytes) and blob_time.is_stamp(status.st_mtime_ns)
 
 
 def is_sound(path: StorePath, digest: str, nbytes: int, *, is_used: bool = False) -> bool:
-    """Whether a blob is reliable: unchanged by its size and time, or else `verified`.
+    """Whether a blob is reliable: its size and time are right, or it was `verified` by reading it.
 
     If a save uses it (`is_used`), times that are a day old are renewed, because a filesystem that purges by age deletes
     files that were not used for a week or longer.
     """
-    # Size and time first: a hit must not cost a read (docs/adr/0010 says how rot is found nevertheless).
+    # Check the size and time first, so that a hit costs no read (docs/adr/0010 describes how rot is detected).
     status = dirfd_stat.status(path)
     if not looks_untouched(status, nbytes):
         return has_size(status, nbytes) and is_right(path, digest, nbytes)
     if is_used and blob_time.is_due(status.st_mtime_ns):
-        with contextlib.suppress(PermissionError), at(path) as (parent, name):  # another user's, who alone may do it
+        with contextlib.suppress(PermissionError), at(path) as (parent, name):  # only the owner can set the time
             blob_time.stamp(name, dir_fd=parent)
     return True
 
 
 def is_right(path: AnyPath, digest: str, nbytes: int) -> bool:
-    """Whether the blob `path` is reliable after reading all of it with `verified`."""
+    """Read all of the blob `path` with `verified`; return whether it is reliable."""
     try:
         return verified(path, digest, nbytes) is not None
     except FileNotFoundError:
         raise
-    except OSError:  # it cannot be read, or marked as checked (another user's file): it is not relied on
+    except OSError:  # the file cannot be read, or cannot be stamped because it belongs to another user
         return False
 
 
 def suspect(fd: int) -> None:
-    """Mark an open blob that a program touched as being checked. The caller fsyncs it before it reads it."""
-    # While it has this time a write meanwhile shows, and after a kill it is as suspect as before; `clear` follows.
+    """Mark an open blob as suspect before it is checked. The caller must fsync it before reading it."""
+    # With this time, a write during the check can be detected, and after a kill the blob is still suspect. After a
+    # successful check, the caller calls `clear`.
     blob_time.mark_suspect(fd)
 
 
 def refuse(fd: int, before: os.stat_result) -> None:
-    """Mark an open blob with wrong bytes as unreliable. A file that was not a blob gets its old time again."""
-    # It may be a file of the user that another user linked to the name of a blob.
+    """Mark an open blob with wrong bytes as unreliable. If it had no stamp, give it its old time again."""
+    # Without a stamp, it may be a file of this user that another user has linked to the name of a blob.
     if blob_time.is_stamp(before.st_mtime_ns):
         blob_time.mark_suspect(fd)
     else:
@@ -76,39 +79,43 @@ def refuse(fd: int, before: os.stat_result) -> None:
 
 
 def clear(fd: int) -> bool:
-    """Stamp a blob whose bytes were right since `suspect`. Return False if a program has written to it since."""
+    """Stamp a blob whose bytes are right. Return False if a program has written to it since `suspect` was called."""
     mtime_ns = os.fstat(fd).st_mtime_ns
-    if not blob_time.is_suspect(mtime_ns) and not blob_time.is_stamp(mtime_ns):  # the latter: another reader was faster
+    # If the blob already has a stamp, another reader has checked it at the same time.
+    if not blob_time.is_suspect(mtime_ns) and not blob_time.is_stamp(mtime_ns):
         return False
     blob_time.stamp(fd)
     return True
 
 
 def verified(path: AnyPath, digest: str, nbytes: int) -> os.stat_result | None:
-    """Read a whole blob and return its status if its bytes match its digest, or None if they do not."""
-    # A right one is durable then, read-only, and stamped; a wrong one loses its stamp, so that no save
-    # relies on it. Its pages in the cache are dropped first: a copy may be right in memory only.
+    """Read a whole blob from the disk; return its status if its bytes match its digest, or None if they do not.
+
+    A right blob is then durable, read-only and stamped. The stamp of a wrong blob is removed, so that no save relies on
+    it.
+    """
     with files.opened_to_read(path) as fd:
         before = os.fstat(fd)
-        # Nothing is read or marked: it may be a file of the user that has this name by mistake.
+        # A file of another size is neither read nor marked: it may be a file of the user that has this name by mistake.
         if not has_size(before, nbytes):
             return None
         untouched = looks_untouched(before, nbytes)
         if not untouched:
-            # Before the fsync, so that after a kill in between it is as suspect as before.
+            # Do this before the fsync, so that the blob is still suspect after a kill in between.
             suspect(fd)
         os.fsync(fd)
-        # After the fsync, since dirty pages are not dropped.
+        # Drop its pages from the cache, since the bytes may be right only in memory. Dirty pages cannot be dropped, so
+        # do this after the fsync.
         direct.drop_cached(fd)
         if _digest_or_unreadable(fd, digest) != digest:
             refuse(fd, before)
             return None
-        if untouched and not blob_time.is_stamp(os.fstat(fd).st_mtime_ns):  # a program wrote into it meanwhile
+        if untouched and not blob_time.is_stamp(os.fstat(fd).st_mtime_ns):  # a program has written to it meanwhile
             return None
         if stat.S_IMODE(before.st_mode) != files.BLOB_MODE:
-            # A copy made with cp can be writable, and a program could then write into every checkpoint by this inode.
+            # A copy made with cp may be writable, and a program could then change all checkpoints with this inode.
             os.fchmod(fd, files.BLOB_MODE)
-        # Last: the stamp says that everything before it was done.
+        # Stamp it last, since the stamp means that all other steps are done.
         if not untouched and not clear(fd):
             return None
         return os.fstat(fd)
@@ -129,7 +136,7 @@ def has_bytes(path: AnyPath, data: memoryview) -> bool:
     at = 0
     with files.opened_regular(path) as fd:
         while count := os.preadv(fd, [buffer], at):
-            # A bytearray compares with any buffer as memcmp does; two memoryviews go element by element.
+            # Compare a bytearray with a buffer, which uses memcmp. Two memoryviews would be compared by element.
             if buffer[:count] != data[at : at + count]:
                 return False
             at += count
@@ -138,8 +145,9 @@ def has_bytes(path: AnyPath, data: memoryview) -> bool:
 
 def distrust(path: StorePath) -> None:
     """Change the time of a damaged blob, so that the next save that would use it reads it first."""
-    # The next process that finds its bytes right stamps it again.
-    with contextlib.suppress(FileNotFoundError, PermissionError), at(path) as (parent, name):  # gone, or another user's
+    # If its bytes are right after all, the next process that reads the blob stamps it again. If the blob was removed or
+    # belongs to another user, nothing can be done.
+    with contextlib.suppress(FileNotFoundError, PermissionError), at(path) as (parent, name):
         if blob_time.is_stamp(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mtime_ns):
             blob_time.mark_suspect(name, dir_fd=parent)
 
@@ -159,7 +167,7 @@ def _digest_of(fd: int, like: str) -> str:
     return algorithm.digest_of_parts(running)
 
 
-# The save asks between two steps whether it has read long enough (docs/adr/0010).
+# The size of a step. Between two steps, a save decides whether it has read for long enough (docs/adr/0010).
 STEP_BYTES = 2**20
 
 
@@ -177,13 +185,24 @@ def agrees_to(
     buffer: memoryview,
     go_on: Callable[[], bool],
 ) -> int | None:
-    """Compare bytes of a file on the disk from `start` with `data`. Return the end of the compared range, or None."""
-    # None: they differ. They are compared by digests of both, which other threads can run beside; to compare bytes they
-    # cannot. `go_on` is asked before each step of up to `STEP_BYTES`.
+    """Compare the bytes of a file on the disk from `start` with `data`.
+
+    Args:
+        path: The file.
+        data: The wanted bytes.
+        start: The offset in the file.
+        algorithm: The hash algorithm.
+        buffer: Memory from `reading_buffer`.
+        go_on: Called before each step of up to `STEP_BYTES`. If it returns False, the comparison ends.
+
+    Returns:
+        The end of the compared range, or None if bytes differ.
+    """
+    # Digests are compared and not bytes, because computing them releases the GIL for other threads.
     at = 0
     with direct.opened_uncached(path) as file:
         while at < len(data) and go_on():
-            # Past the page cache, which has what was written and not what the disk kept.
+            # Read past the page cache, which has the written bytes and not those that the disk kept.
             part = file.read(start + at, start + min(len(data), at + STEP_BYTES), buffer)
             if not part or algorithm.digest(part) != algorithm.digest(data[at : at + len(part)]):
                 return None

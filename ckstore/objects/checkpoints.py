@@ -1,4 +1,4 @@
-"""Published checkpoints as directories: judge one, or open one for reading, at any path."""
+"""Check the directory of a published checkpoint, or open it for reading, at any path."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Rescued(NamedTuple):
     """The source of the bytes of a blob that was damaged or missing."""
 
     source: str
-    problem: str  # why the file was not repaired; empty if it was
+    problem: str  # why the file was not repaired; empty if it was repaired
 
 
 UNREADABLE = (DamagedBlob, RemoteError)
@@ -45,9 +45,9 @@ class Rescue(Protocol):
 
 
 class AbsentPieces(Protocol):
-    """Reads pieces of blobs that a directory lacks, from a place that has them. For one thread."""
+    """Reads pieces of blobs that a directory lacks, from a place that has them. It is used by one thread only."""
 
-    received_bytes: int  # number of bytes received from that place
+    received_bytes: int  # the number of bytes that were received from this place
 
     def expect(self, extents: Sequence[Extent]) -> None:
         """Announce the next reads from one blob, in the order of their offsets."""
@@ -55,45 +55,48 @@ class AbsentPieces(Protocol):
     def read_right(
         self, extent: Extent, old: OldPiece | None, out: memoryview, what: str, before_each: Callable[[], None]
     ) -> None:
-        """Fill memory with a piece, from the old piece in it if there is one, and compare it with its digest."""
+        """Fill memory with a piece, and compare it with its digest. `old` is the piece that the memory holds now."""
 
 
 OfStep = Callable[[str, int], Iterable[CheckpointKey]]
-"""Returns the directories of a step, for a caller that knows them. Without it, the run is listed."""
+"""A function that returns the directories of a step, if the caller knows them. Without it, the run is listed."""
 
-# The id is the digest of the manifest, or, of a compacted checkpoint, the first member of what is there instead.
+# The id is the digest of the manifest. In a compacted checkpoint, it is the first member of the encoding.
 _HEAD = re.compile(
     rb'\{"digest":"(?P<own>[a-z0-9]+-[0-9a-f]+)","manifest":(\{"checkpoint":"(?P<id>[a-z0-9]+-[0-9a-f]+)")?'
 )
-# The longest head, with two blake3 digests, has less than 200 bytes.
+# The number of bytes to read for the id. The longest head, with two blake3 digests, has less than 200 bytes.
 _HEAD_BYTES = 256
-# Each loses only to a compaction or a drop of the same checkpoint between two calls.
+# A try to find a checkpoint fails only if it is compacted or dropped at the same moment.
 _LIST_TRIES = 5
-# Each loses only if the directory was replaced between open and look.
+# A try to check a directory fails only if it is replaced at the same moment.
 _LOOK_TRIES = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The judgement on a directory of a checkpoint."""
+    """The result of checking the directory of a checkpoint."""
 
-    published: Published | None  # the checkpoint if it is complete, else None
-    problem: str = ""  # why it is not complete; empty if it is, or if there is nothing at all
-    is_another: bool = False  # a checkpoint of another run or step, or of a store with another hash, was put there
-    is_closed: bool = False  # this user may not read what is there
-    content: str = ""  # the content digest that its manifest gives; empty if that cannot be read
+    published: Published | None  # the checkpoint if it is complete, otherwise None
+    problem: str = ""  # why it is not complete; empty if it is complete or the directory does not exist
+    # Whether the directory holds a checkpoint of another run or step, or of a store with another hash.
+    is_another: bool = False
+    is_closed: bool = False  # whether this user may not read the directory
+    content: str = ""  # the content digest in its manifest; empty if the manifest cannot be read
 
 
 def look(layout: Layout, key: CheckpointKey, *, lock: locks.DirectoryLock | None = None) -> Verdict:
-    """Return the verdict on a checkpoint directory from its manifest and the status of its blobs, reading no data."""
-    # The directory is locked for use meanwhile, unless the caller passes the lock that it holds on it. This must not
-    # wait for the lock: the caller may hold the lock of the catalog, and a compaction that holds the lock of a former
+    """Return the verdict on a checkpoint directory from its manifest and the status of its blobs, without reading data.
+
+    The directory is locked for use during the check, unless the caller passes its own lock on the directory.
+    """
+    # Do not wait for the lock: the caller may hold the lock of the catalog, while a compaction that has locked a former
     # generation may be waiting for the catalog.
     path = layout.checkpoint(key)
     try:
         if lock is not None:
             return _judged(layout, key, lock)
-        if layout.inode(key) is None:  # also where a file or a symlink has the name of the run
+        if layout.inode(key) is None:  # this includes a file or a symlink in place of the run
             return Verdict(None)
         try:
             lock = locks.lock_shared(path, timeout_s=0)
@@ -112,7 +115,7 @@ def look(layout: Layout, key: CheckpointKey, *, lock: locks.DirectoryLock | None
 
 
 def lacks_blobs(layout: Layout, key: CheckpointKey) -> bool:
-    """Whether blobs of a checkpoint are missing or unreadable, without a lock, which could stop an eviction."""
+    """Whether blobs of a checkpoint are missing or unreadable. It takes no lock, which could make an eviction fail."""
     try:
         published = _looked_at_unlocked(layout, key).published
     except (FileNotFoundError, NotADirectoryError, PermissionError, OtherHash, DamagedBlob, InUse):
@@ -121,19 +124,25 @@ def lacks_blobs(layout: Layout, key: CheckpointKey) -> bool:
 
 
 def may_lack_blobs(path: StorePath) -> bool:
-    """Whether the directory of a checkpoint has a record of remotes, so that blobs may be there instead."""
+    """Whether the directory of a checkpoint has a record of remotes, so that its blobs may be on remotes only."""
     return dirfd_stat.exists(path / ELSEWHERE)
 
 
 def holder_names_at(path: StorePath) -> tuple[str, ...]:
-    """Return the names of the places that have the blobs which a directory of a checkpoint lacks."""
+    """Return the names of the remotes with the blobs that the directory of a checkpoint lacks."""
     return tuple(holder.name for holder in holders_at(path))
 
 
 def end_restore(lock: locks.DirectoryLock, manifest: Manifest) -> bool:
-    """Make catalogs read a locked checkpoint that got blobs back. Return whether it has all, and needs no remote."""
+    """Make catalogs read a locked checkpoint again after blobs were restored.
+
+    If all blobs are local, also remove the record of remotes.
+
+    Returns:
+        Whether all blobs are local.
+    """
     is_local = not judge_blobs(lock.inside, lock.fd, manifest).elsewhere
-    # First, since a kill after the next step leaves a checkpoint with links that no row counts.
+    # Do this first: if the process is killed afterwards, rows must not omit the new links.
     touch(lock)
     if is_local:
         remove_remote_only(lock)
@@ -142,7 +151,7 @@ def end_restore(lock: locks.DirectoryLock, manifest: Manifest) -> bool:
 
 
 def _looked_at_unlocked(layout: Layout, key: CheckpointKey) -> Verdict:
-    """Return the verdict on a directory that another process has locked, valid while it keeps its name."""
+    """Return the verdict on a locked directory. It is valid while the directory has its name."""
     path = layout.checkpoint(key)
     for _ in range(_LOOK_TRIES):
         with locks.open_unlocked(path) as opened:
@@ -164,7 +173,7 @@ def _judged(layout: Layout, key: CheckpointKey, lock: locks.DirectoryLock) -> Ve
     if not key.fits(manifest.run, manifest.step, directory.manifest_id):
         problem = f"{directory.path} holds the checkpoint {manifest.name} with id {directory.manifest_id}"
         return Verdict(None, problem, is_another=True)
-    # By the descriptor of the lock: the path may lead to another checkpoint by now.
+    # Use the descriptor of the lock, since the path may lead to another checkpoint now.
     judged = judge_blobs(lock.inside, lock.fd, manifest)
     if judged.problem:
         return Verdict(None, f"{directory.path}: {judged.problem}", content=manifest.content)
@@ -173,15 +182,15 @@ def _judged(layout: Layout, key: CheckpointKey, lock: locks.DirectoryLock) -> Ve
 
 
 class Judgement(NamedTuple):
-    """The judgement on the blobs of a checkpoint."""
+    """The result of checking the blobs of a checkpoint."""
 
-    problem: str = ""  # why it is not complete; empty if it is
-    touched: tuple[BlobRecord, ...] = ()  # blobs of the right size that a program wrote into
-    elsewhere: frozenset[str] = frozenset()  # digests of the blobs that are not there, but at a remote
+    problem: str = ""  # why the checkpoint is not complete; empty if it is complete
+    touched: tuple[BlobRecord, ...] = ()  # blobs of the right size to which a program has written
+    elsewhere: frozenset[str] = frozenset()  # digests of the blobs that are missing locally but are on a remote
 
 
 def judge_blobs(directory: StorePath, fd: int, manifest: Manifest) -> Judgement:
-    """Judge the blobs in a directory, open as `fd`, without reading data."""
+    """Check the blobs in a directory, which is open as `fd`, without reading data."""
     if not manifest.stored:
         return Judgement(why_not_own(fd))
     try:
@@ -190,7 +199,7 @@ def judge_blobs(directory: StorePath, fd: int, manifest: Manifest) -> Judgement:
     except (FileNotFoundError, NotADirectoryError):
         if problem := why_not_own(fd):
             return Judgement(problem)
-        # Between two renames of an eviction there is no `blobs/`.
+        # An eviction that was killed between two renames leaves no `blobs/`.
         if may_lack(fd):
             return Judgement(elsewhere=frozenset(blob.digest for blob in manifest.stored))
         first = manifest.stored[0]
@@ -204,12 +213,12 @@ def _judge_blobs(folder: OpenDir, fd: int, manifest: Manifest) -> Judgement:
         try:
             status = os.stat(blob.digest, dir_fd=folder.fd, follow_symlinks=False)
         except FileNotFoundError:
-            # Asked at the first that is not there: whole checkpoints, nearly all, pay nothing for it.
+            # Check this only at the first missing blob, so that it costs nothing for complete checkpoints.
             if not elsewhere and not may_lack(fd):
                 return Judgement(blobs.why_absent(blob.digest, blob.nbytes, None))
             elsewhere.add(blob.digest)
             continue
-        # A look, not a read: opening a checkpoint of a thousand blobs must not read them.
+        # Check only the size and the time, since opening a checkpoint of a thousand blobs must not read them.
         if blobs.looks_untouched(status, blob.nbytes):
             continue
         if problem := blobs.why_absent(blob.digest, blob.nbytes, status):
@@ -219,7 +228,7 @@ def _judge_blobs(folder: OpenDir, fd: int, manifest: Manifest) -> Judgement:
 
 
 def published_of_step(layout: Layout, run: str, step: int, of_step: OfStep | None = None) -> list[Published]:
-    """Return the complete checkpoints of a step in order of commits. The last one is the checkpoint of the step."""
+    """Return the complete checkpoints of a step in the order of commits. The last one is the current one."""
     looked = (look(layout, key).published for key in (of_step or layout.of_step)(run, step))
     return sorted((found for found in looked if found is not None), key=lambda found: found.order)
 
@@ -230,14 +239,14 @@ def key_with_id(layout: Layout, run: str, step: int, id: str, of_step: OfStep | 
         fitting = [key for key in (of_step or layout.of_step)(run, step) if key.fits(run, step, id)]
         fitting.sort(key=lambda key: key.generation, reverse=True)
         found = next((key for key in fitting if id_at(layout.checkpoint(key)) == id), None)
-        # One that went since it was listed may have a later generation, which was not listed yet.
+        # If a directory was removed after the listing, a later generation may have appeared, so list again.
         if found is not None or all(layout.inode(key) is not None for key in fitting):
             return found
     return None
 
 
 def places_with_id(layout: Layout, run: str, step: int, id: str, of_step: OfStep | None = None) -> Iterator[StorePath]:
-    """Yield the directory of a checkpoint. If the caller finds it missing, yield the one to which it was compacted."""
+    """Yield the directory of a checkpoint. After each yield, yield a later generation if there is one now."""
     path: StorePath | None = None
     while (key := key_with_id(layout, run, step, id, of_step)) is not None and layout.checkpoint(key) != path:
         path = layout.checkpoint(key)
@@ -245,7 +254,7 @@ def places_with_id(layout: Layout, run: str, step: int, id: str, of_step: OfStep
 
 
 def id_at(path: StorePath) -> str | None:
-    """Return the id that a directory's manifest claims, without reading the rest. None if it is unreadable."""
+    """Return the id at the beginning of a directory's manifest, without checking it, or None if it is unreadable."""
     try:
         with files.opened_regular(path / MANIFEST) as fd:
             match = _HEAD.match(os.pread(fd, _HEAD_BYTES, 0))
@@ -273,13 +282,13 @@ def plain_in(dir_fd: int, path: AnyPath) -> Callable[[], bytes]:
 
 
 def why_not_own(dir_fd: int) -> str:
-    """Return why the blobs in an open directory of a checkpoint are not its own, or an empty text."""
+    """Return why the blobs in an open directory of a checkpoint are not its own, or "" if they are."""
     try:
         found = os.stat(BLOBS, dir_fd=dir_fd, follow_symlinks=False)
-    except FileNotFoundError:  # then each blob is missing, if it has any
+    except FileNotFoundError:  # the caller then reports the first blob as missing
         return ""
     if stat.S_ISDIR(found.st_mode):
-        # A mounted filesystem has no hardlinks of the store, so what is there protects nothing (rule N).
+        # Another filesystem that is mounted here has no hardlinks to blobs of the store (rule N).
         if found.st_dev == os.fstat(dir_fd).st_dev:
             return ""
         return f"{BLOBS}/ is on another filesystem, and a checkpoint owns its blobs"
@@ -288,36 +297,36 @@ def why_not_own(dir_fd: int) -> str:
 
 
 class CheckpointDirectory:
-    """A checkpoint that is open for reading. Its directory is locked for use (rule L), and its manifest was checked.
+    """A checkpoint that is open for reading, as a context manager.
 
-    Files are opened by the directory's descriptor, so a rename of the directory has no effect. A context manager.
+    Its directory is locked for use (rule L), and its manifest was checked. Files are opened through the descriptor of
+    the directory, so a rename of the directory has no effect.
     """
 
-    # Called with the directory and the error when a read finds damage; None: no call.
+    # Called with the directory and the error if a read finds damage. It may be None.
     on_damage: Callable[[CheckpointDirectory, DamagedBlob], None] | None = None
-    fetch: Fetch | None = None  # None if no remote can be reached
-    # Called with the error of a damaged or missing blob, the plain blob that was to be read, and whether this reader
-    # asks for the first time. None: nothing is repaired by reads.
+    fetch: Fetch | None = None  # downloads data; None if no remote can be reached
+    # Called with the error of a damaged or missing blob, the plain blob to be read, and whether this is the first call
+    # of the reader for the file. If None, reads repair nothing.
     rescue: Rescue | None = None
-    on_close: Callable[[CheckpointDirectory], None] | None = None  # called when it was closed
-    threads: int = 4  # how many may read it at once
+    on_close: Callable[[CheckpointDirectory], None] | None = None  # called after it was closed
+    threads: int = 4  # the maximum number of threads that read it
 
     def __init__(
         self, path: AnyPath, lock: locks.DirectoryLock, stamp: Stamp, manifest: Manifest, manifest_id: str
     ) -> None:
-        self.path = path  # where it was opened
-        self.stamp = stamp  # which directory it is, with which manifest
+        self.path = path  # the path at which it was opened
+        self.stamp = stamp  # the stamp of the directory and its manifest
         self._blobs: OpenDir | None = None
         self.lock = lock  # the shared lock on the directory
-        # What it holds, and its id.
         self.manifest = manifest
         self.manifest_id = manifest_id
-        self.rescued: dict[str, Rescued] = {}  # by digest; blobs of which correct bytes were found
+        self.rescued: dict[str, Rescued] = {}  # digest of a damaged or missing blob -> the source of its right bytes
 
     @classmethod
     def at(cls, path: AnyPath, hash_prefix: str = "") -> CheckpointDirectory:
-        """Open the checkpoint in `path`, of a store with `hash_prefix`. Raise `DamagedBlob` if no manifest is valid."""
-        # Before anything is read: from here on gc and deletes wait until the reader is done (law L1).
+        """Open the checkpoint in `path`, of a store with `hash_prefix`. Raise `DamagedBlob` if its manifest is bad."""
+        # Lock it before anything is read, so that gc and deletes leave it until the reader has finished (law L1).
         lock = locks.lock_shared(path)
         try:
             return cls.locked(path, lock, hash_prefix)
@@ -330,9 +339,9 @@ class CheckpointDirectory:
         """Open the checkpoint whose directory is locked by `lock`. If this raises, the caller still owns the lock."""
         where = f"{path}/{MANIFEST}"
         try:
-            # First: if the file changes while it is read, the stamp must not fit.
+            # Take the stamp first: if the file changes while it is read, the stamp must not fit.
             stamp = Stamp.of(os.fstat(lock.fd).st_ino, os.stat(MANIFEST, dir_fd=lock.fd, follow_symlinks=False))
-            # By the descriptor: of a rename meanwhile nothing is noticed, and nothing has to be.
+            # Use the descriptor, so that a rename of the directory has no effect.
             manifest, manifest_id = manifest_in(lock.fd, path, hash_prefix)
         except FileNotFoundError as error:
             raise DamagedBlob(f"{where} is missing") from error
@@ -353,15 +362,17 @@ class CheckpointDirectory:
 
     @property
     def blobs(self) -> OpenDir:
-        """Its directory of blobs, which is opened once."""
+        """The directory with its blobs, which is opened once."""
         if self._blobs is None:
             self._blobs = self.lock.keep(self.lock.inside / BLOBS)
         return self._blobs
 
     def open_blob(self, blob: BlobRecord, what: str, *, whole: bool = False) -> int:
-        """Return a descriptor of one of its blobs for reading, which the caller closes."""
-        # With `whole` it is one that has its size: a mapping beyond the end would kill the process.
-        # A closed descriptor number may belong to another file of the program by now.
+        """Return a descriptor of one of its blobs for reading, which the caller must close.
+
+        With `whole`, raise an error if the file does not have the size of the blob.
+        """
+        # After a close, the number of the descriptor may belong to another file of the program.
         if self.lock.fd < 0:
             raise BadInput(f"{self.path} was closed", hint="read from it inside its with block")
         try:
@@ -378,13 +389,14 @@ class CheckpointDirectory:
                 ) from error
             raise self._absent(blob, None, what) from error
         if whole and not blobs.has_size(status, blob.nbytes):
-            # A mapping of a short file reads zeros up to the page and kills the process beyond: refused here.
+            # Refuse a short file: a mapping of it would have zeros up to the end of the page, and reading further would
+            # kill the process.
             os.close(fd)
             raise self._absent(blob, status, what)
         return fd
 
     def open_local(self, blob: BlobRecord, what: str) -> int | None:
-        """As `open_blob`, but return None for a blob that can be fetched instead."""
+        """Return a descriptor of one of its blobs, as `open_blob`, or None if the blob can be downloaded instead."""
         try:
             return self.open_blob(blob, what)
         except BytesElsewhere:
@@ -400,7 +412,7 @@ class CheckpointDirectory:
         return files.open_with_status(self.blobs.inside / digest)
 
     def must_have(self, digest: str) -> bool:
-        """Return whether one of its blobs belongs in the directory. False if it is only at a remote."""
+        """Whether one of its blobs must be in the directory. False if the blob is only on a remote."""
         try:
             self.stat_blob(digest)
         except (FileNotFoundError, NotADirectoryError):

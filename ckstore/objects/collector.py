@@ -1,19 +1,20 @@
-"""Empty the trash, and free blobs that no checkpoint needs: rules F, T and K of the design.
+"""Empty the trash, and free blobs that no checkpoint needs (rules F, T and K).
 
 A store has one collector at a time, which holds the exclusive lock on ``trash/``. It needs no lock against savers,
-because unlinking a name never removes bytes from another name. Before it removes the last name of a blob, it checks
+because unlinking a name never removes bytes from another name. Before it removes the last name of a blob, it checks:
 
-1. the link count, before and after the rename to trash. Above 1, a save has claimed the blob, which gets its name back.
-2. the kernel, with a lease. It is refused while any process has the inode open or mapped, through any name.
+1. The link count, before and after the rename to trash. If it is above 1, a save has claimed the blob, and the
+   canonical name is restored.
+2. A lease, which the kernel refuses while any process has the inode open or mapped through any name.
 3. ``/proc``, which shows the few uses that a lease misses (`ckstore.fs.holders`), and names the holders.
 
-On a shared filesystem, a lease may always be refused, or be granted while another host has the file open. So no lease
-is requested there. The caller that starts a collector has either stated that no other host uses the store, or passes a
-grace for which entries wait in trash (`ckstore.objects.shared.grace`).
+On a shared filesystem, a lease may always be refused, or be granted while another host has the file open. Therefore no
+lease is requested there. In this case, the caller has either stated that no other host uses the store, or passes a
+grace period for which entries wait in trash (`ckstore.objects.shared.grace`).
 
-Every rename into trash is made durable before anything in the entry is unlinked. Its digests are entered into the
-catalog before that, so that gc inspects blobs that lose their last user. If the collector dies at any line, the next
-one can continue.
+Every rename into trash is made durable before anything in the entry is unlinked. The digests in the entry are also
+entered into the catalog before that, so that gc inspects blobs that lose their last user. If the collector dies at any
+time, the next one continues.
 """
 
 from __future__ import annotations
@@ -42,10 +43,10 @@ if TYPE_CHECKING:
     from ckstore.objects.shared.grace import Grace
 
 EnterCandidates = Callable[[list[tuple[str, int]], CheckpointKey | None], None]
-"""Makes sure that gc will inspect these blobs (digest, size), and that the catalog knows the current checkpoint at the
-key from which they were removed. Raises if it cannot."""
+"""A function that enters blobs (digest, size) into the catalog as candidates for gc, and updates the row of the
+checkpoint from which they were removed. It raises an error if it cannot."""
 
-# Savers wait for the catalog while a batch is written.
+# The maximum number of blobs that are entered at once, since savers wait for the catalog meanwhile.
 _ENTER_BATCH = 1000
 
 
@@ -54,19 +55,19 @@ class Collected:
     """The results of a collector so far."""
 
     freed: list[PlannedBlob] = field(default_factory=list)  # the blobs that were freed
-    # Digests that the catalog was told of, since a name of theirs was about to go.
+    # The digests that were entered into the catalog before one of their names was removed.
     entered: set[str] = field(default_factory=set)
-    # Names in ``trash/`` that another process was in, or that are another user's.
+    # Names in ``trash/`` that were kept, because a process uses them or they belong to another user.
     left: list[str] = field(default_factory=list)
-    # Paths in the store that the system did not let go, and why.
+    # Path in the store that could not be removed -> the error.
     failed: dict[str, OSError | CkstoreError] = field(default_factory=dict)
-    held: dict[str, HeldBlob] = field(default_factory=dict)  # blobs that a process has open, by digest
-    # Digests without a use that have further names, and their sizes.
+    held: dict[str, HeldBlob] = field(default_factory=dict)  # digest -> entry for a blob that a process has open
+    # Digest of an unused blob that has further names -> its size in bytes.
     linked: dict[str, int] = field(default_factory=dict)
 
 
 class Collector:
-    """The process that empties the trash of a store; a context manager that holds the lock on ``trash/``."""
+    """Empties the trash of a store. It is a context manager that holds the lock on ``trash/``."""
 
     def __init__(
         self,
@@ -78,7 +79,7 @@ class Collector:
         grace: Grace | None = None,
         purge: bool = False,
     ) -> None:
-        self.collected = Collected()  # what was done
+        self.collected = Collected()  # the results so far
         self._judge = OpenFileCheck(leases=leases)
         self._layout = layout
         self._lock = lock
@@ -98,16 +99,22 @@ class Collector:
         grace: Grace | None = None,
         purge: bool = False,
     ) -> Self | None:
-        """Return a collector without waiting, or None if another one runs."""
-        # With `grace` other hosts may be at work, and only what has waited in trash for so long is unlinked; with
-        # `purge` also what waits there to be brought back. `enter` tells the catalog, `leases` whether they tell
-        # something here.
+        """Return a collector without waiting, or None if another collector is running.
+
+        Args:
+            layout: The store.
+            enter: Updates the catalog before links are removed.
+            leases: Whether leases show all uses of a file.
+            grace: The grace period. If given, other hosts may use the store, and only entries that have waited in trash
+                for this period are unlinked.
+            purge: Whether to unlink also dropped checkpoints that can still be restored.
+        """
         lock = store_locks.try_trash(layout)
         return None if lock is None else cls(layout, lock, enter, leases=leases, grace=grace, purge=purge)
 
     @property
     def unseen_count(self) -> int | None:
-        """Number of processes that could not be inspected, see `OpenFileCheck`."""
+        """The number of processes that could not be inspected (see `OpenFileCheck`)."""
         return self._judge.unseen_count
 
     def __enter__(self) -> Self:
@@ -121,19 +128,19 @@ class Collector:
     def empty(self, names: Sequence[str] | None = None) -> None:
         """Delete the entries of ``trash/`` that are not in use, or only those with these names.
 
-        An entry that cannot be deleted is recorded in `Collected.failed` and stops no other one.
+        If an entry cannot be deleted, it is recorded in `Collected.failed`, and the others are still deleted.
 
         Raises:
-            CatalogUnavailable, InUse: The catalog could not record blobs whose names were to be deleted. Only last
-                links were deleted, which need no entry.
+            CatalogUnavailable, InUse: The catalog could not be updated before names of blobs were deleted. Therefore
+                only last links were deleted, which need no update.
         """
         trash.renew_future(self._layout)
         due = trash.due(self._layout, purge=self._purge)
         names = due if names is None else sorted(set(names).intersection(due))
         if not names:
             return
-        # Of all that was listed, even if another process renamed it; else a checkpoint may come back under its old
-        # name, taken apart.
+        # Sync the former parents of all listed entries, even of those that another process has renamed. Otherwise a
+        # power cut could restore the old name of a checkpoint that is partly deleted.
         for parent in (self._layout.trash, *trash.former_parents(self._layout, names)):
             files.sync_directory(parent)
         refused: CkstoreError | None = None
@@ -146,11 +153,11 @@ class Collector:
                 self.collected.failed.pop((self._layout.trash / name).inner, None)
             except (CatalogUnavailable, InUse) as error:
                 refused = refused or error
-            except PermissionError:  # its owner's alone, as in a sticky directory: it stays, and the report says so
+            except PermissionError:  # only the owner may delete it, as in a sticky directory; the report names it
                 self.collected.left.append(name)
             except (OSError, CkstoreError) as error:
                 if isinstance(error, FileNotFoundError) and (self._grace is not None or trash.can_return(name)):
-                    continue  # a process brought it back, or the collector of another host was faster
+                    continue  # a process has restored it, or the collector of another host has deleted it
                 self.collected.failed[(self._layout.trash / name).inner] = error
         if refused is not None:
             raise refused
@@ -162,25 +169,26 @@ class Collector:
         elif is_digest(digest := name.partition(".")[0]):
             self._finish(digest, path)
         elif name.startswith(TRY_PREFIX):
-            with suppress(FileNotFoundError):  # a process that was opening the store took it back
+            with suppress(FileNotFoundError):  # the process that was testing the filesystem has removed it
                 self._unlink_unless_open(path)
         else:
             self._unlink_unless_open(path)
 
     def _take_apart(self, path: StorePath) -> None:
         lock = locks.try_exclusive(path)
-        if lock is None:  # a reader or a saver is still in it
+        if lock is None:  # a reader or a saver still uses it
             self.collected.left.append(path.name)
             return
         with lock:
             entries, folders = _contents(lock)
-            # Last links first: they need no entry, and on a full disk they make room for the entries of the others.
+            # Free last links first: they need no update of the catalog, and on a full disk they make room for it.
             lasts, others = _split(entries)
             self._free(lasts)
-            # Before any other name goes: a gc that dies between the two must still find these digests.
-            self._enter([], trash.former_place(path.name))  # the process that dropped it may have died before it could
+            # Update the catalog before other names are removed, so that the next gc finds these digests if this one
+            # dies. The process that dropped the checkpoint may have died before it removed the row.
+            self._enter([], trash.former_place(path.name))
             self._enter_all(others)
-            # The manifest before what says more of the checkpoint: it must not be brought back without that.
+            # Remove the manifest before the other documents, without which the checkpoint must not be restored.
             for entry in sorted(others, key=lambda entry: entry.name != MANIFEST):
                 self._unlink_unless_open(entry)
             for folder in folders:
@@ -188,7 +196,7 @@ class Collector:
             _remove_if_empty(path)
 
     def _enter(self, blobs: list[tuple[str, int]], key: CheckpointKey | None) -> None:
-        """Update the catalog. Do not retry after a failure, because each attempt may last as long as its lock."""
+        """Update the catalog. After a failure, do not try again, because each try may wait for the lock."""
         if self._refused is not None:
             raise self._refused
         try:
@@ -200,12 +208,12 @@ class Collector:
 
     def _enter_all(self, entries: list[StorePath]) -> None:
         known = [entry for entry in entries if is_digest(entry.name)]
-        for start in range(0, len(known), _ENTER_BATCH):  # a saver may write to the catalog between two of these
+        for start in range(0, len(known), _ENTER_BATCH):  # between two batches, savers may write to the catalog
             batch = known[start : start + _ENTER_BATCH]
             self._enter([(entry.name, dirfd_stat.status(entry).st_size) for entry in batch], None)
 
     def _finish(self, digest: str, path: StorePath) -> None:
-        """Continue with a blob in trash that a killed collector left."""
+        """Free or put back a blob that a killed collector left in trash."""
         status = dirfd_stat.status(path)
         self._enter([(digest, status.st_size)], None)
         if status.st_nlink == 1 and self._free([LastLink(digest, path, status)]):
@@ -216,31 +224,33 @@ class Collector:
     # ---------------------------------------------------------------------------- what is unused
 
     def mark_for_deletion(self, blobs: Sequence[tuple[str, int]]) -> list[str]:
-        """Free the canonical blobs (digest, size) that no checkpoint uses. Return those whose name was removed."""
-        # What is kept is told by `collected`. After an error the next collector goes on with it.
+        """Free the canonical blobs (digest, size) that no checkpoint uses; return the digests whose name was removed.
+
+        `collected` has the blobs that were kept. After an error, the next collector continues.
+        """
         gone: list[str] = []
         moved: list[LastLink] = []
         open_now: list[LastLink] = []
         for (digest, nbytes), canonical in with_open_parents((blob, self._layout.blob(blob[0])) for blob in blobs):
             try:
                 last, is_moved = self._take_last(digest, nbytes, canonical)
-            except PermissionError:  # in a directory of another user, who alone may free it
+            except PermissionError:  # it is in a directory of another user, and only that user may free it
                 continue
             except FileNotFoundError:
-                if digest not in self.collected.held:  # else it is in trash, held
+                if digest not in self.collected.held:  # a held blob may be in trash
                     gone.append(digest)
                 continue
             except OSError as error:
-                if error.errno in files.NO_SPACE:  # of the filesystem, and so of all others
+                if error.errno in files.NO_SPACE:  # the same error would follow for all other blobs
                     raise
                 self.collected.failed[self._layout.blob(digest).inner] = error
                 continue
             if last is not None:
                 (moved if is_moved else open_now).append(last)
-        # Before any of them is unlinked: after a power cut a name in blobs/ must not be of a blob that is gone.
+        # Sync before any blob is unlinked, so that a power cut cannot restore a name in blobs/ of a deleted blob.
         if moved:
             files.sync_directory(self._trash)
-        if self._grace is not None:  # they wait, and are looked at again then
+        if self._grace is not None:  # the blobs wait for the grace period, and are checked again then
             self._note_held(open_now, self._judge.look_for(open_now))
             return gone
         seen = self._judge.look_for(moved + open_now)
@@ -261,14 +271,14 @@ class Collector:
             return None, False
         if self._judge.may_be_open(canonical):
             return LastLink(digest, self._layout.blob(digest), status), False
-        # From here on no save finds it, so that what the next look sees stays true.
+        # After this rename, no save can find the blob, so the result of the next check remains valid.
         target = trash.free_name(self._trash, digest)
         links.rename(canonical, target)
         return LastLink(digest, target, status), True
 
     def _free(self, lasts: list[LastLink], seen: holders.Scan | None = None) -> set[str]:
-        """Unlink the last names that no process has open, and return their digests. The others remain."""
-        # The count again: a save may have linked to it between the first look and the rename.
+        """Unlink the last links to files that no process has open, and return their digests. Keep the others."""
+        # Check the link count again, since a save may have linked the blob between the first check and the rename.
         lasts = [last for last in lasts if self._is_last(last.path)]
         seen = seen or self._judge.look_for(lasts)
         freed: set[str] = set()
@@ -293,12 +303,12 @@ class Collector:
             self.collected.held[last.digest] = self._judge.held(last, seen)
 
     def _unlink_unless_last(self, path: StorePath) -> None:
-        """Unlink a name in trash if its canonical name is another copy. A last name remains until the blob is free."""
+        """Unlink a name in trash unless it is the last link to its file, which must be kept while it is in use."""
         if dirfd_stat.status(path).st_nlink > 1:
             links.unlink(path)
 
     def _unlink_unless_open(self, path: StorePath) -> bool:
-        """Unlink one name. Return False if the file is open and this is its last name (rule K) or a name of NFS."""
+        """Unlink one name. Return False if it is the last link to an open file (rule K), or a name that NFS keeps."""
         status = dirfd_stat.status(path)
         last = status.st_nlink == 1 and stat.S_ISREG(status.st_mode)
         if last and self._judge.is_open(LastLink(path.name, path, status)):
@@ -308,16 +318,16 @@ class Collector:
         except OSError as error:
             if error.errno != errno.EBUSY:
                 raise
-            return False  # `.nfs…`: a process of this host has it open, and with its end the client removes it
+            return False  # a `.nfs…` file: a process of this host has it open, and the client removes it afterwards
         if last and is_digest(path.name):
             self.collected.freed.append(PlannedBlob(path.name, status.st_size))
         return True
 
 
 def _contents(lock: locks.DirectoryLock) -> tuple[list[StorePath], list[StorePath]]:
-    """Return all files below a locked directory that are not directories, and its subdirectories."""
-    # However deep it is, directories are at most one level below it afterwards: those that are deeper are moved up. So
-    # nothing here recurses, and two directories are open at once.
+    """Return all files below a locked directory, and all its subdirectories."""
+    # Deeper subdirectories are moved up, so that all are one level below the directory. Therefore no recursion is
+    # needed, and only two directories are open at the same time, even for a very deep tree.
     top = lock.inside
     entries: list[StorePath] = []
     folders: list[StorePath] = []
@@ -327,7 +337,8 @@ def _contents(lock: locks.DirectoryLock) -> tuple[list[StorePath], list[StorePat
         name = waiting.pop()
         folder = top / name
         here, below = _sorted_names(folder)
-        inside = lock.keep(folder).inside if name == BLOBS else folder  # that of a checkpoint may have thousands
+        # Keep blobs/ open, which may have thousands of entries.
+        inside = lock.keep(folder).inside if name == BLOBS else folder
         entries += [inside / entry for entry in here]
         for deep in below:
             up = f"deep-{uuid.uuid4().hex[:12]}"
@@ -338,7 +349,7 @@ def _contents(lock: locks.DirectoryLock) -> tuple[list[StorePath], list[StorePat
 
 
 def _sorted_names(folder: StorePath) -> tuple[list[str], list[str]]:
-    """Return the names of files and of directories in a directory. Both are empty if it is missing."""
+    """Return the sorted names of files and of subdirectories in a directory. Both are empty if it is missing."""
     try:
         with dirfd_stat.entries(folder) as entries:
             found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
@@ -353,7 +364,7 @@ def _remove_if_empty(folder: StorePath) -> None:
 
 
 def _split(entries: list[StorePath]) -> tuple[list[LastLink], list[StorePath]]:
-    """Return the last names of blobs, and all other names."""
+    """Divide names into those that are the last link to a blob, and all others."""
     lasts, others = [], []
     for entry in entries:
         status = dirfd_stat.status(entry)

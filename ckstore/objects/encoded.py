@@ -1,6 +1,7 @@
-"""Read bytes of plain blobs from the files of a compacted checkpoint, which are all in its own directory.
+"""Read bytes of plain blobs from the files in the directory of a compacted checkpoint.
 
-Source: docs/format/encoded-1.md. The caller compares the decoded bytes with the requested digest.
+All needed files are in this directory. The caller must compare the decoded bytes with the requested digest. Source:
+docs/format/encoded-1.md.
 """
 
 from __future__ import annotations
@@ -24,14 +25,15 @@ from ckstore.model.names import CheckpointKey
 from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.objects.layout import MANIFEST, Layout
 
-# A path has at most nine files; small runs of several bases lie in one blob.
+# The maximum number of open files. A path has at most nine files, and a blob may have small runs from several bases.
 _OPEN_MOST = 16
-_HEADS_MOST_TILES = 2**18  # the heads of these take some 60 MiB
+_HEADS_MOST_TILES = 2**18  # the maximum number of tiles in open files, whose heads take about 60 MiB
 _KEPT_MOST = 16
-# The first MiB of a path of tiles that are cut at other places takes 44 of them, and twice as many through a cast. The
-# runs of a hostile file jump to and fro in its base, and each takes a tile of every blob on the path.
+# The maximum number of decoded bytes per requested byte. If the tiles on a path are cut at different places, the first
+# MiB needs 44 tiles, and twice as many with a cast. The runs of a hostile file jump back and forth in its base, and a
+# tile of every blob on the path is decoded for each run.
 _WORK_TIMES = 128
-# Parsing a byte of a head takes as long as decoding so many bytes.
+# Parsing one byte of a head takes as long as decoding this many bytes.
 _HEAD_TIMES = 64
 
 
@@ -43,7 +45,7 @@ class _File(NamedTuple):
 
 
 class Decoder:
-    """Reads plain bytes of the blobs of an open checkpoint, encoded or not; a context manager for one thread."""
+    """A context manager, for one thread, that reads plain bytes of the blobs of an open checkpoint, encoded or not."""
 
     def __init__(self, directory: CheckpointDirectory) -> None:
         self._directory = directory
@@ -56,7 +58,7 @@ class Decoder:
         self._left_bytes = 0
 
     def read(self, digest: str, start: int, out: memoryview, what: str) -> None:
-        """Fill `out` with the bytes of a plain blob from `start`, which `what` needs. Damage may remain undetected."""
+        """Fill `out` with the bytes of a plain blob from `start`; `what` needs them. Damage may remain undetected."""
         self._left_bytes = _WORK_TIMES * (len(out) + TILE_BYTES)
         self._read(digest, start, out, what)
 
@@ -72,7 +74,7 @@ class Decoder:
             else:
                 self._decode(digest, start, out, what)
         except DamagedBlob as error:
-            if error.blob:  # it is said already, of a base
+            if error.blob:  # the error already names a damaged base
                 raise
             msg = f"{self._directory.path}: the encoded blob {name} of {what} is damaged, because {error.message}"
             raise DamagedBlob(msg, hint=error.hint, blob=name, names=(what,)) from error
@@ -87,7 +89,7 @@ class Decoder:
             if len(part) == tile.nbytes:
                 self._tile(digest, tiles, tile, part, what)
                 continue
-            # Kept: the tiles of a base may be cut elsewhere, and then each is wanted twice.
+            # Keep the decoded tile: if the tiles of a base are cut at other places, each is needed twice.
             kept = self._kept.get(digest)
             if kept is None or kept[0] != tile.start:
                 self._kept.pop(digest, None)
@@ -102,14 +104,14 @@ class Decoder:
         self._work(tile.nbytes)
         if needs_base(tile.codec):
             base, prediction = tiles.header.base_of(tile), tile.run.prediction
-            # Into its place, where the tile is made of it: no copy, however long the path.
+            # Read the base directly into `out`, where the tile is decoded, so that no copy is needed.
             if prediction == "same":
                 self._read(base, tile.base_start, out, what)
             else:
                 wide = memoryview(bytearray(base_bytes(prediction, tile.nbytes)))
                 self._read(base, tile.base_start, wide, what)
                 predict(prediction, wide, out)
-        # Asked for again: the files of the base may have closed it.
+        # Open the file again if reading the base has closed it.
         data = memoryview(bytearray(tile.stored_bytes))
         files.read_into(self._file(digest, what).fd, tile.stored_start, data, what)
         decode(StoredTile(tile.codec, data), tile.run.width, out)
@@ -147,7 +149,7 @@ class Decoder:
         fd = self._directory.open_blob(record, what, whole=True)
         try:
             tiles = read_head(fd, record, digest, form)
-            # The first time is worth what is there; again and again is the work of a hostile file.
+            # Parsing the head once is always allowed. A hostile file may cause it to be parsed again and again.
             if digest in self._met:
                 self._work(_HEAD_TIMES * tiles.header_bytes)
             self._met.add(digest)
@@ -176,7 +178,8 @@ def encoding_at(path: StorePath) -> Encoding | None:
     """Return the encoding of the blobs in the directory of a compacted checkpoint, or None."""
     try:
         with files.opened_regular(path / MANIFEST) as fd:
-            if not begins_one(os.pread(fd, HEAD_BYTES, 0)):  # most are plain, and their manifests are long
+            # Read only the beginning first, since most checkpoints are plain, and their manifests are long.
+            if not begins_one(os.pread(fd, HEAD_BYTES, 0)):
                 return None
         data = files.read_file(path / MANIFEST, most_bytes=MANIFEST_MAX_BYTES)
         return parse_encoding(data, where=str(path / MANIFEST))
@@ -185,11 +188,11 @@ def encoding_at(path: StorePath) -> Encoding | None:
 
 
 def compacted_bytes(layout: Layout, keys: Iterable[CheckpointKey]) -> tuple[int, int]:
-    """Return by how much encoded blobs are smaller than plain ones, each once, and the sizes of their files.
+    """Return by how many bytes encoded blobs are smaller than plain ones, and the total size of the encoded files.
 
-    `keys` are the compacted checkpoints.
+    `keys` are the compacted checkpoints. Each blob counts once.
     """
-    # A blob that is also stored plain saves nothing.
+    # If a blob is also stored in plain form, its encoded form saves nothing.
     plain, stored = {}, {}
     there: set[str] = set()
     for key in keys:
@@ -205,7 +208,7 @@ def compacted_bytes(layout: Layout, keys: Iterable[CheckpointKey]) -> tuple[int,
 
 
 def read_head(fd: int, record: BlobRecord, digest: str, form: EncodedBlob) -> Tiles:
-    """Return the tiles of an open encoded file, which is `record` and must belong to the blob `digest`."""
+    """Return the tiles of the open encoded file `record`, which must belong to the blob `digest`."""
     where = f"the encoded blob {record.digest}"
     head = _read(fd, 0, container.HEAD_BYTES, record, where)
     first = container.HEAD_BYTES + container.header_bytes(head)
@@ -219,7 +222,7 @@ def read_head(fd: int, record: BlobRecord, digest: str, form: EncodedBlob) -> Ti
 
 
 def _read(fd: int, start: int, nbytes: int, record: BlobRecord, where: str) -> bytearray:
-    # Compared with what is there before it is allocated: the number is one of the file.
+    # The number comes from the file, so compare it with the size of the file before allocating memory.
     if start + nbytes > record.nbytes:
         raise DamagedBlob(f"{where} has {record.nbytes} bytes, and its head takes {start + nbytes}")
     data = bytearray(nbytes)

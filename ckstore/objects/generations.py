@@ -1,4 +1,4 @@
-"""The generations of a checkpoint: find the other ones, and publish the next one to compact or evict it."""
+"""Find the generations of a checkpoint, and publish the next generation in order to compact or evict it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def other_generations(layout: Layout, key: CheckpointKey, id: str) -> list[Check
     Generations with an unreadable manifest are included, because only a generation of the checkpoint can have such a
     name.
     """
-    # By their names, without a list of the run: a rule may drop thousands, one after another.
+    # Try the possible names instead of listing the run, since a rule may drop thousands of checkpoints one by one.
     first = key.any_generation
     found = [one for number in range(key.generation) if _is_form(layout, one := _generation(first, number), id)]
     number = key.generation + 1
@@ -52,30 +52,30 @@ def publish_generation(
     checkpoint: str,
     check: Callable[[locks.DirectoryLock], object] | None = None,
 ) -> tuple[CheckpointKey, locks.DirectoryLock]:
-    """Publish the sealed `staging`, durably, as the next generation of the checkpoint with this id.
+    """Publish the sealed `staging` durably as the next generation of a checkpoint.
 
     Args:
         layout: The store.
         staging: The directory to publish.
         former: The present generation.
-        checkpoint: The id.
-        check: Called before the rename, with the exclusive lock of the former generation.
+        checkpoint: The id of the checkpoint.
+        check: Called before the rename with the exclusive lock of the former generation.
 
     Returns:
-        Its key, and the exclusive lock on the former generation, which the caller drops.
+        The key of the new generation, and the exclusive lock on the former generation, which the caller must drop.
 
     Raises:
-        InUse: A process uses the former generation, or it is damaged or another checkpoint.
-        UnknownOutcome: It was published, but perhaps not durably.
+        InUse: A process uses the former generation, it is damaged, or its directory has another checkpoint.
+        UnknownOutcome: The generation was published, but perhaps not durably.
     """
     path = layout.checkpoint(former)
     with ExitStack() as held:
-        # Opened before the rename: after it, only the sync itself may fail.
+        # Open the parents before the rename, so that only the syncs can fail after it.
         parents = [held.enter_context(OpenDir(place)) for place in (path.parent, layout.checkpoints, layout.staging)]
         run_lock = held.enter_context(
             store_locks.lock_run(layout, former.run, exclusive=True, timeout_s=_RUN_TIMEOUT_S)
         )
-        # Against all others: an annotation or a mark that is written now would be lost with the former directory.
+        # The lock must be exclusive: an annotation or a mark that is written now would be lost with the old directory.
         lock = locks.try_exclusive(path)
         if lock is None:
             raise InUse(f"a process is using {path}")
@@ -87,7 +87,7 @@ def publish_generation(
             run_lock.check()
             key, _ = give_name(layout, staging.path, staging.lock, *former.run_step, checkpoint, former=former)
             sync_parents(parents)
-        except BaseException:  # also Ctrl-C, whose traceback would keep the lock
+        except BaseException:  # this includes Ctrl-C, whose traceback would keep the lock
             lock.release()
             raise
         return key, lock
@@ -96,15 +96,15 @@ def publish_generation(
 def _check(path: StorePath, lock: locks.DirectoryLock, checkpoint: str) -> None:
     if id_at(path) != checkpoint:
         raise InUse(f"{path} holds another checkpoint")
-    # Its files may be wrong: they must stay where a repair finds them.
+    # The files of a damaged checkpoint must remain where a repair finds them.
     if marks.identity(lock.fd):
         raise InUse(f"{path} is marked as damaged")
 
 
 def take_annotations(lock: locks.DirectoryLock, staging: Staging) -> None:
-    """Copy the annotations of a checkpoint, which the caller has locked, into the staging of its successor."""
+    """Copy the annotations of a checkpoint, which the caller has locked, to the staging directory of its successor."""
     with suppress(FileNotFoundError):
         data = files.read_file(ANNOTATIONS, most_bytes=ANNOTATIONS_MAX_BYTES, dir_fd=lock.fd)
-        # The next writer of a group must be able to read them, and other users not: as where they were written first.
+        # The mode allows the same users to read the file as in the original directory.
         files.create_file(staging.lock.inside / ANNOTATIONS, data, mode=files.mode_in(staging.lock.fd))
         files.sync_directory(staging.lock.inside)

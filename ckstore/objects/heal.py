@@ -1,6 +1,6 @@
 """Replace a damaged blob by a good copy in every checkpoint that names it, and under its canonical name.
 
-Damaged copies are moved to ``quarantine/``. No file there is ever used, and only its owner removes it. Source:
+Damaged copies are moved to ``quarantine/``. ckstore never uses or removes files in it; only their owner does. Source:
 docs/format/v1.md, "quarantine".
 """
 
@@ -22,7 +22,8 @@ from ckstore.objects import blobs, trash
 from ckstore.objects.documents import marks
 from ckstore.objects.layout import BLOBS, MANIFEST, Layout
 
-# A process that holds it for longer is taking the checkpoint apart; a save must not wait for that.
+# The timeout for the lock of a checkpoint. A process that holds an exclusive lock for longer is deleting it, and a save
+# must not wait for that.
 WAIT_S = 2.0
 _FRESH = ".manifest-new"
 
@@ -43,16 +44,25 @@ def relink_everywhere(
     *,
     lacking: Collection[CheckpointKey] = (),
 ) -> Given:
-    """Make every published checkpoint with the blob `digest` use the inode of `good`. Return how many changed.
+    """Make every published checkpoint with the blob `digest` use the inode of `good`.
 
-    Checkpoints in trash, which `undo` can restore, are changed in the same way.
+    Checkpoints in trash, which `undo` can restore, are changed in the same way. Marked checkpoints that need the blob
+    but have lost its name get it back. The blob is removed from the marks of changed checkpoints. After an error, some
+    checkpoints are changed and others are not.
+
+    Args:
+        layout: The store.
+        digest: The blob.
+        good: A good copy.
+        temporary: Returns an unused name in a directory of the caller, on the same filesystem.
+        spare: The inode numbers of other good copies, which are not replaced.
+        lacking: Checkpoints that need the blob but do not have it.
+
+    Returns:
+        How many checkpoints were changed, and which ones another process had locked for too long.
     """
-    # One that is marked and has lost the name gets it back, and so does one in `lacking`, which is known to need it.
-    # `temporary` gives fresh names in a directory of the caller, on the same filesystem; names of other good copies,
-    # whose inodes are in `spare`, stay. What an error leaves is changed in part.
-    # The directories are looked at, not the catalog, so that none is forgotten. Each name changes by one rename, so a
-    # reader sees the old inode or the new one; marks that say the blob is damaged say so no more.
-    # By inode: a name that is the good copy already needs no rename and no fsync.
+    # Search the directories and not the catalog, so that no checkpoint is missed. Each name is changed by one rename,
+    # so a reader sees the old or the new inode. Compare inodes, since a name of a good copy need not be changed.
     right = {dirfd_stat.status(good).st_ino, *spare}
 
     def relink(path: StorePath, *, needs: bool = False) -> bool:
@@ -65,30 +75,29 @@ def relink_everywhere(
             if present is None and not needs and not _has_lost(path, digest):
                 return False
             with locks.lock_shared(path, timeout_s=WAIT_S) as lock, marks.kept_unless_durable(lock):
-                # A checkpoint that lost its whole blobs/ gets the directory back first, durably: a name in it would
-                # else be lost.
+                # If the checkpoint has lost its blobs/, create it and make its name durable before adding a name to it.
                 if present is None and links.make_directory(name.parent):
                     files.sync_directory(path)
                 put_name(name, good, temporary())
-                # Before the mark goes (law H1): a power cut could bring the damaged file back, and then nothing would
-                # say so.
+                # Sync the name before changing the mark (law H1): otherwise a power cut could restore the damaged file
+                # without a mark.
                 files.sync_directory(name.parent)
                 marks.forget_blob(lock, digest)
-        except FileNotFoundError:  # it is gone
+        except FileNotFoundError:  # the checkpoint was deleted
             return False
         return True
 
-    # Trash first: a checkpoint that is brought back meanwhile is published when the others are listed.
+    # Begin with the trash: a checkpoint that is restored meanwhile is then found among the published ones.
     for entry in trash.names_in(layout.trash):
         if trash.former_place(entry) is not None:
-            with suppress(InUse):  # gc is taking it apart
+            with suppress(InUse):  # gc is deleting it
                 relink(layout.trash / entry)
     changed = 0
     held: dict[CheckpointKey, InUse] = {}
     for key, _ in layout.published():
         try:
             changed += relink(layout.checkpoint(key), needs=key in lacking)
-        except InUse as error:  # usually it is being taken apart, and needs nothing any more
+        except InUse as error:  # usually it is being deleted, and needs no repair
             held[key] = error
     return Given(changed, held)
 
@@ -98,9 +107,9 @@ def _has_lost(path: StorePath, digest: str) -> bool:
     if not marks.is_marked(path):
         return False
     try:
-        # A search for the text is enough: at worst the checkpoint gets a name that it does not need.
+        # Searching for the text is enough: in the worst case, the checkpoint gets a name that it does not need.
         return digest.encode("ascii") in files.read_file(path / MANIFEST, most_bytes=MANIFEST_MAX_BYTES)
-    except (CkstoreError, FileNotFoundError):  # without a manifest nothing heals it
+    except (CkstoreError, FileNotFoundError):  # without a manifest, the checkpoint cannot be healed
         return False
 
 
@@ -108,8 +117,8 @@ def put_name(name: StorePath, good: StorePath, temporary: StorePath) -> None:
     """Replace a name by a good copy with one rename. `temporary` is an unused name on the same filesystem."""
     if links.replace_name(good, name, temporary):
         return
-    # No further link: the checkpoint gets a copy of its own.
-    # Written whole and fsynced under another name: a reader meanwhile sees the damaged blob, never half a good one.
+    # The file cannot have another link, so the checkpoint gets its own copy. The copy is completed under the temporary
+    # name, so that a reader sees the damaged blob or the whole good one.
     files.create_blob(
         temporary, memoryview(files.read_file(good, most_bytes=dirfd_stat.status(good).st_size, is_blob=True))
     )
@@ -117,18 +126,21 @@ def put_name(name: StorePath, good: StorePath, temporary: StorePath) -> None:
 
 
 def restore_names(layout: Layout, checkpoint: StorePath, wanted: Iterable[tuple[str, int | None]]) -> set[str]:
-    """Link the blobs of a published checkpoint to their canonical names. Return the blobs that have theirs."""
-    # Only what is untouched by size and time, and not known to be damaged: a member of a group who finds damage can
-    # withdraw the name that saves look for, but cannot change the time of another user's file. Without that name
-    # nothing is lost but a chance to deduplicate, so what cannot be linked is left to the next save of those bytes.
+    """Link blobs of a published checkpoint to their canonical names; return the blobs that were linked.
+
+    `wanted` are the digests and sizes of the blobs. Without a size, any size is accepted.
+    """
+    # Link only blobs whose size and time are right and that are not known to be damaged: a member of a group who finds
+    # damage can remove the canonical name, but cannot change the time of another user's file. If a blob cannot be
+    # linked, only a chance to deduplicate is lost until the next save of these bytes.
     given: set[str] = set()
     try:
-        # Locked for use, so that gc does not take the checkpoint apart while its copies are linked.
+        # Lock the checkpoint for use, so that gc does not delete it while its blobs are linked.
         with locks.lock_shared(checkpoint), OpenDir(checkpoint / BLOBS) as copies, OpenDir(layout.blobs) as canonical:
             for digest, nbytes in wanted:
                 if _link(copies.inside / digest, canonical.inside / fan_out(digest), nbytes, layout):
                     given.add(digest)
-    except (FileNotFoundError, InUse):  # dropped
+    except (FileNotFoundError, InUse):  # the checkpoint was dropped or is being deleted
         return given
     return given
 
@@ -138,39 +150,42 @@ def _link(copy: StorePath, folder: StorePath, nbytes: int | None, layout: Layout
         status = dirfd_stat.status(copy)
         if not blobs.looks_untouched(status, status.st_size if nbytes is None else nbytes):
             return False
-        if dirfd_stat.exists(_aside(layout, copy.name, status)):  # damaged, in whatever checkpoint it is
+        if dirfd_stat.exists(_aside(layout, copy.name, status)):  # the file is in quarantine, so it is damaged
             return False
         links.make_directory(folder)
-        # link never replaces: a canonical name that another save made meanwhile stays.
+        # A link never replaces a canonical name that another process has created meanwhile.
         return links.try_link(copy, folder / copy.name)
-    except (FileNotFoundError, FileExistsError):  # taken away, or restored by another process
+    except (FileNotFoundError, FileExistsError):  # the blob was deleted, or another process has restored the name
         return False
 
 
 def put_aside(layout: Layout, digest: str, names: Iterable[StorePath]) -> list[StorePath]:
-    """Move each damaged copy of a blob to quarantine, and remove its canonical name. Return the new names."""
-    # Names in checkpoints stay until a good copy takes their place. After an error those before it are put aside.
+    """Link each damaged copy of a blob into quarantine, and remove its canonical name; return the new names.
+
+    Names in checkpoints remain until a good copy replaces them. After an error, some copies are in quarantine.
+    """
     canonical = layout.blob(digest)
     made = []
-    # The canonical name first: a process that dies here leaves no damaged blob for saves to find.
+    # Begin with the canonical name, so that saves cannot find the damaged blob if this process dies.
     for name in sorted(names, key=lambda name: name != canonical):
         try:
             status = dirfd_stat.status(name)
         except FileNotFoundError:
             continue
         aside = _aside(layout, digest, status)
-        # A directory can have no second name, so it is moved.
+        # A directory in place of a blob cannot have a second name, so it is moved.
         if stat.S_ISDIR(status.st_mode):
             links.rename(name, aside)
         elif name == canonical:
-            if dirfd_stat.exists(aside):  # of the same inode: renaming one name over the other would do nothing
+            # Both names have the same inode, and renaming one over the other would do nothing.
+            if dirfd_stat.exists(aside):
                 links.unlink(aside)
             links.rename(canonical, aside)
         elif not dirfd_stat.exists(aside) and not links.try_link(name, aside):
             continue
         made.append(aside)
     if made:
-        # The new parent first (law N4): a power cut must not lose the only name of the evidence.
+        # Sync the new parent first (law N4), so that a power cut cannot remove the only name of the evidence.
         files.sync_directory(layout.quarantine)
         if dirfd_stat.is_directory(canonical.parent):
             files.sync_directory(canonical.parent)
@@ -179,13 +194,13 @@ def put_aside(layout: Layout, digest: str, names: Iterable[StorePath]) -> list[S
 
 def _aside(layout: Layout, digest: str, status: os.stat_result) -> StorePath:
     """Return the name in quarantine of a damaged file."""
-    # The name contains the inode, because two damaged copies of one blob are two files, and each is evidence.
+    # The name contains the inode number, because two damaged copies of one blob are two files, and both are evidence.
     return layout.quarantine / f"{digest}.{status.st_ino}"
 
 
 def put_document(lock: locks.DirectoryLock, name: str, data: bytes) -> None:
     """Write a document into the directory of a checkpoint durably and atomically."""
-    if _FRESH in os.listdir(lock.fd):  # left by a repair that was killed
+    if _FRESH in os.listdir(lock.fd):  # a repair that was killed has left this file
         links.unlink(_FRESH, dir_fd=lock.fd)
     files.create_file(_FRESH, data, mode=0o444, dir_fd=lock.fd)
     links.rename(_FRESH, name, dir_fd=lock.fd)

@@ -1,4 +1,4 @@
-"""Decide which last names of blobs may be removed (rule K), for the plan of gc and for the collector."""
+"""Decide which last links to blobs may be removed (rule K), for the plan of gc and for the collector."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CANNOT_ASK = "the kernel does not report which process has it open"
 
 @dataclass(frozen=True, slots=True)
 class LastLink:
-    """The last name of a blob, a candidate for removal."""
+    """The last link to a blob, which may be removed."""
 
     digest: str
     path: StorePath
@@ -38,7 +38,7 @@ class OpenFileCheck:
     """Checks whether a process has a blob open before its last link is removed."""
 
     def __init__(self, *, leases: bool) -> None:
-        # The most processes that a scan could not inspect. If None, the number is unknown.
+        # The largest number of processes that a scan could not inspect. None if the number is unknown.
         self.unseen_count: int | None = 0
         self._leases = leases
 
@@ -50,11 +50,11 @@ class OpenFileCheck:
         return seen
 
     def may_be_open(self, path: StorePath) -> bool:
-        """Whether the file may be open, as far as a lease shows. If leases are not used, False, see `look_for`."""
+        """Whether the file may be open according to a lease. If leases are not used, return False; use `look_for`."""
         return self._leases and holders.holding_of(path) is not holders.Holding.FREE
 
     def is_held(self, last: LastLink, seen: holders.Scan) -> bool:
-        """Whether a blob must be kept, because it is open or its use cannot be determined."""
+        """Whether a blob must be kept, because it is open or because this cannot be determined."""
         if self._is_blind(seen):
             return True
         return last.inode in seen.holders or self.may_be_open(last.path)
@@ -65,7 +65,7 @@ class OpenFileCheck:
         return HeldBlob(last.digest, last.status.st_size, tuple(seen.holders.get(last.inode, ())), why)
 
     def is_open(self, last: LastLink) -> bool:
-        """Check one file like `is_held`. If leases are used, the processes are not scanned."""
+        """Whether one file must be kept, like `is_held`. If leases are used, the processes are not scanned."""
         if self._leases:
             return self.may_be_open(last.path)
         return self.is_held(last, holders.find_holders([last.inode]))
@@ -75,7 +75,7 @@ class OpenFileCheck:
 
 
 def why_unasked(path: StorePath) -> str:
-    """Return why the kernel does not report whether a file is open, or an empty text."""
+    """Return why the kernel does not report whether a file is open, or an empty string if it does."""
     try:
         if holders.holding_of(path) is not holders.Holding.UNKNOWN:
             return ""
@@ -91,15 +91,15 @@ class NameCount:
     """Names of blobs, counted for each inode."""
 
     def __init__(self) -> None:
-        self.counts: Counter[holders.Inode] = Counter()  # inode -> how many names were counted
-        # Inode -> its first counted name, or its name in ``blobs/`` if `add_canonical` counted that, with the status.
+        self.counts: Counter[holders.Inode] = Counter()  # inode -> the number of counted names
+        # Inode -> its first counted name and status, or its canonical name if `add_canonical` has counted it.
         self.first: dict[holders.Inode, LastLink] = {}
 
     def add(self, digest: str, path: StorePath, status: os.stat_result | None = None) -> os.stat_result | None:
         """Count a name if its file exists. Return the status of the file if this is its last name."""
         try:
             status = status or dirfd_stat.find(path)
-        except PermissionError:  # in a directory of another user; an uncounted name means that the blob is in use
+        except PermissionError:  # it is in another user's directory; without this name, the blob counts as in use
             return None
         if status is None or not stat.S_ISREG(status.st_mode):
             return None
@@ -118,12 +118,12 @@ class NameCount:
         return [digest for digest, _ in found]
 
     def add_canonical(self, paths: Iterable[StorePath]) -> None:
-        """Count the names in ``blobs/``, and record each as the one to remove. Open the 256 directories in turn."""
+        """Count names in ``blobs/``, and record each as the name to remove. Each directory is opened only once."""
         for _, group in groupby(paths, key=lambda path: path.parts[:-1]):
             by_name = {path.name: path for path in group}
             try:
                 found = dirfd_stat.found_in(next(iter(by_name.values())).parent, [*by_name])
-            except PermissionError:  # a directory of another user
+            except PermissionError:  # the directory belongs to another user
                 continue
             for name, status in found.items():
                 if stat.S_ISREG(status.st_mode):
@@ -146,7 +146,7 @@ class NameCount:
 
 
 def blobs_in(folder: StorePath) -> list[tuple[str, os.stat_result]]:
-    """Return the blobs in a directory with their status, empty if it is missing or not accessible to this user."""
+    """Return the blobs in a directory with their status, or nothing if it is missing or this user may not read it."""
     try:
         found = [(name, status) for name, status in dirfd_stat.statuses(folder) if is_digest(name)]
     except PermissionError:

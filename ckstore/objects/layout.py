@@ -26,25 +26,25 @@ MARK = "damaged.json"
 ELSEWHERE = "elsewhere.json"
 SMALL_FILES = (ANNOTATIONS, MARK, ELSEWHERE, PLAIN)
 """Files that may be added to the directory of a checkpoint after it was saved."""
-# A sweep of hyperparameters can have thousands of runs, and the usual limit is 1,024 descriptors.
+# A sweep of hyperparameters can have thousands of runs, but a process usually may have only 1,024 open descriptors.
 _RUNS_OPEN = 32
-"""Number of directories of runs that are open at once while many are searched."""
+"""The maximum number of directories of runs that are open at the same time."""
 
 
 def lists_holders(small_files: Collection[str]) -> bool:
-    """Whether the small files of a checkpoint include the list of the places that have the blobs it lacks."""
+    """Whether the small files of a checkpoint include the list of remotes that have its evicted blobs."""
     return ELSEWHERE in small_files
 
 
 @dataclass(frozen=True)
 class HostView:
-    """The processes that use a store and are visible on this host: all of them, or only those of this host.
+    """Which processes that use a store are visible on this host: all of them, or only those of this host.
 
-    The three properties have the same value today. Each names the reason for which the code reads it.
+    The three properties currently have the same value. Each of them is for one kind of decision.
 
     Attributes:
         other_hosts: Why other hosts may use the store, whose locks, open files and catalogs are not visible here. Empty
-            if that is impossible.
+            if no other host can use it.
         is_assumed: Whether `other_hosts` is only assumed, because the settings cannot be read. The store may be local.
     """
 
@@ -63,7 +63,7 @@ class HostView:
 
     @property
     def frees_at_once(self) -> bool:
-        """Whether dropped data can be freed at once. Otherwise another host may read it, and it waits for the grace."""
+        """Whether dropped data can be freed at once. Otherwise another host may read it during the grace period."""
         return not self.other_hosts
 
 
@@ -92,11 +92,11 @@ class Layout:
     """The places of the store at `path`. docs/format/v1.md describes their purpose."""
 
     path: Path  # the root, absolute
-    view: HostView = ALL_SEEN  # the processes that use it and are visible here
-    hash_prefix: str = ""  # with which all digests of the store begin; empty: any
-    # Runs and checkpoints that this user may not look into, as they were met, with what to say of each.
+    view: HostView = ALL_SEEN  # the visibility of other processes that use the store
+    hash_prefix: str = ""  # the prefix of all digests of the store; empty for any
+    # Run or checkpoint that this user may not read -> a sentence about it.
     passed_over: dict[str, str] = field(init=False, default_factory=dict, compare=False, repr=False)
-    root: StorePath = field(init=False)  # the root, as a place
+    root: StorePath = field(init=False)  # the root, as a `StorePath`
     settings: StorePath = field(init=False)
     config: StorePath = field(init=False)
     blobs: StorePath = field(init=False)
@@ -136,7 +136,7 @@ class Layout:
         return self.blobs, self.checkpoints, self.trash, self.refs
 
     def outside(self, destination: str | os.PathLike[str]) -> Path:
-        """Return the absolute path of a caller's destination. Raise if it is in the store."""
+        """Return the absolute path of a destination that a caller gives; raise if it is in the store."""
         path = Path(os.path.abspath(destination))
         if (dirfd_stat.resolved(path.parent) / path.name).is_relative_to(self.path):
             raise BadInput(f"{path} is in the store {self.root}", hint="choose a destination outside it")
@@ -151,32 +151,34 @@ class Layout:
         return self.checkpoints / key.run / key.directory
 
     def published(self, run: str | None = None) -> Iterator[tuple[CheckpointKey, int]]:
-        """Yield key and inode number of every directory with the name of a checkpoint, unsorted."""
-        # Those that this user may not look into are passed over.
+        """Yield the key and inode number of every directory that is named like a checkpoint, unsorted.
+
+        Directories that this user may not read are skipped.
+        """
         for name in self.runs() if run is None else [run]:
             found = self.checkpoints_of(name)
-            # Asked of the whole run at once: one descriptor, and one call a checkpoint.
+            # Check the access for the whole run at once, with one descriptor and one call for each checkpoint.
             closed = self.closed(name, found)
             yield from ((key, inode) for key, inode in found.items() if key not in closed)
 
     def closed(self, run: str, keys: Iterable[CheckpointKey]) -> set[CheckpointKey]:
         """Record and return the checkpoints of a run that this user may not access."""
-        # Root may look into everything, so nothing has to be asked.
+        # Root may read everything.
         if os.geteuid() == 0 or not (keys := [*keys]):
             return set()
         try:
             with OpenDir(self.checkpoints / run) as folder:
-                # The kernel is asked, since only it knows ACLs. Files are opened with the effective ids.
+                # `access` also considers ACLs. Use the effective ids, with which files are opened.
                 found = {
                     key
                     for key in keys
                     if not os.access(key.directory, os.R_OK | os.X_OK, dir_fd=folder.fd, effective_ids=True)
-                    # A directory that vanished counts as accessible.
+                    # A directory that no longer exists is not recorded.
                     and dirfd_stat.exists(key.directory, dir_fd=folder.fd)
                 }
         except (FileNotFoundError, NotADirectoryError):
             return set()
-        except PermissionError:  # the run itself; the list of it took note
+        except PermissionError:  # the run itself is not accessible, which listing it has recorded
             return {*keys}
         for key in found:
             self.pass_over(self.checkpoint(key))
@@ -191,7 +193,7 @@ class Layout:
                 status = dirfd_stat.find(place)
                 if status is not None:
                     owners.append(status.st_uid)
-        # Of what is in it, where the directory is this user's.
+        # If the directory belongs to this user, name the owner of the files in it.
         uid = next((uid for uid in owners if uid != me), me)
         owner = "root (uid 0)" if uid == 0 else f"uid {uid}"
         said = f"{path.inner} belongs to {owner}, and uid {me} may not look into it"
@@ -199,17 +201,19 @@ class Layout:
         return said
 
     def places(self) -> Iterator[tuple[StorePath, StorePath]]:
-        """Yield every directory with the name of a checkpoint twice: as a place, and through its open run."""
-        # The second place counts until the next is asked for.
+        """Yield the path of every directory that is named like a checkpoint, and a path relative to its open run.
+
+        The second path is valid until the next pair is requested.
+        """
         return with_open_parents((place, place) for place in (self.checkpoint(key) for key, _ in self.published()))
 
     def checkpoints_of(self, run: str) -> dict[CheckpointKey, int]:
-        """Return key -> inode number of every directory of a run with the name of a checkpoint, unsorted."""
+        """Return key -> inode number of every directory of a run that is named like a checkpoint, unsorted."""
         return keys_in(run, self.subdirectories(run))
 
     def of_step(self, run: str, step: int) -> list[CheckpointKey]:
-        """Return the keys of the directories of one step by their names, sorted. Empty if the run does not exist."""
-        # One list of names, of which few are looked at: a run of 10,000 takes 3 ms.
+        """Return the sorted keys of the directories of one step by their names, or nothing if there is no such run."""
+        # List all names, but inspect only the few that fit: this takes 3 ms for a run of 10,000 checkpoints.
         draft, begin = str(step), f"{step}."
         try:
             with dirfd_stat.entries(self.checkpoints / run) as entries:
@@ -223,7 +227,7 @@ class Layout:
         return sorted(key for name in names if (key := key_of(run, name)) is not None)
 
     def subdirectories(self, run: str) -> dict[str, int]:
-        """Return name -> inode number of every directory of a run with any name, unsorted."""
+        """Return name -> inode number of every directory of a run, regardless of its name, unsorted."""
         return {name: inode for name, inode, is_directory in self.listed(run) if is_directory}
 
     def directories_by_run(self, run: str | None = None) -> dict[str, dict[str, int]]:
@@ -231,7 +235,7 @@ class Layout:
         return {name: self.subdirectories(name) for name in (self.runs() if run is None else [run])}
 
     def is_filled(self, run: str) -> bool:
-        """Whether a run has a directory with the name of a checkpoint."""
+        """Whether a run has a directory that is named like a checkpoint."""
         try:
             with dirfd_stat.entries(self.checkpoints / run) as entries:
                 return any(parse_directory(e.name) is not None and e.is_dir(follow_symlinks=False) for e in entries)
@@ -261,7 +265,7 @@ class Layout:
 
     def check_exists(self, part: StorePath) -> None:
         """Raise StoreNotFound if `part` of the store, ``store.json`` or a directory, does not exist."""
-        # A store that was moved, deleted or unmounted must not look empty, or a training would start again at step 1.
+        # A store that was moved, deleted or unmounted must not seem empty, or a training would start over at step 1.
         if not dirfd_stat.exists(part):
             msg = f"{self.root} has no {part.name}: the store was moved, deleted or unmounted, or is an incomplete copy"
             hint = "mount it, or restore it from a backup"
@@ -277,7 +281,7 @@ class Layout:
         """Return the inode number of the directory of a checkpoint, or None if it is missing. Follow no symlink."""
         try:
             found = dirfd_stat.find(self.checkpoint(key))
-        except PermissionError:  # the run may be listed, and not entered
+        except PermissionError:  # this user may list the run, but not enter it
             self.pass_over(self.checkpoints / key.run)
             return None
         return found.st_ino if found is not None and stat.S_ISDIR(found.st_mode) else None
@@ -293,23 +297,23 @@ class Layout:
             return runs.stamps(self.directories_by_run(run))
 
     def subdirectory_count(self, run: str) -> int:
-        """Return the number of subdirectories of a run, by its link count. 0 if the filesystem does not report it."""
+        """Return the number of subdirectories of a run, or 0 if the link count on this filesystem does not show it."""
         found = dirfd_stat.find(self.checkpoints / run)
         return 0 if found is None else max(0, found.st_nlink - 2)
 
     def run_stamp(self, run: str) -> RunStamp | None:
         """Return the stamp of a run. None if it is not available, or may be outdated because of other hosts."""
-        # This host may still have the attributes of before another host's change.
+        # The cache of this host may have attributes from before a change by another host.
         if not self.view.sees_changes:
             return None
         try:
             found = dirfd_stat.status(self.checkpoints / run)
-        except OSError:  # the caller that lists it says what is wrong
+        except OSError:  # the caller lists the run, which raises the error
             return None
         return RunStamp(found.st_ino, found.st_nlink, found.st_mtime_ns, found.st_ctime_ns)
 
     def tags(self) -> dict[str, CheckpointKey]:
-        """Return the first generation of the checkpoint that each tag names. Invalid tags are left out."""
+        """Return the key of the first generation of the checkpoint that each tag names. Invalid tags are ignored."""
         return {
             name: found.key.any_generation
             for name, text in self.tag_texts().items()
@@ -317,7 +321,7 @@ class Layout:
         }
 
     def tag_texts(self, names: Sequence[str] | None = None) -> dict[str, str | None]:
-        """Return the text of every symlink in ``refs/``, or of those with `names`. None for another kind of file."""
+        """Return the text of each symlink in ``refs/``, or of those in `names`, by name. Other files have None."""
         try:
             return dirfd_stat.symlink_texts(self.refs, names)
         except (FileNotFoundError, NotADirectoryError):  # a copy of the store may lack empty directories
@@ -326,7 +330,7 @@ class Layout:
 
 
 class OpenRuns:
-    """Inspects the directories of many checkpoints, each once, with their runs kept open; a context manager."""
+    """A context manager that inspects the directories of many checkpoints, each once, and keeps their runs open."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
@@ -351,7 +355,7 @@ class OpenRuns:
         self, listed: Mapping[str, Mapping[str, int]], *, in_full: bool = False
     ) -> dict[CheckpointKey, Stamp | None]:
         """Return the stamp of each checkpoint in `Layout.directories_by_run`. None if its manifest is missing."""
-        # With `in_full` it is looked at the same time for what `small_files` is going to be asked.
+        # With `in_full`, also inspect now the files that `small_files` will return.
         found: dict[CheckpointKey, Stamp | None] = {}
         for run, names in listed.items():
             found |= self._stamps(run, keys_in(run, names), in_full=in_full)
@@ -362,7 +366,8 @@ class OpenRuns:
     ) -> dict[CheckpointKey, Stamp | None]:
         folder, names = self._run(run), [key.directory for key in inodes]
         looked = {} if folder is None else folder.look_into(names, MANIFEST, SMALL_FILES if in_full else ())
-        self._layout.closed(run, [key for key in inodes if key.directory not in looked])  # in order to say so
+        # Record the checkpoints that this user may not read.
+        self._layout.closed(run, [key for key in inodes if key.directory not in looked])
         nothing: tuple[None, frozenset[str]] = None, frozenset()
         found = {key: looked.get(key.directory, nothing) for key in inodes}
         if in_full:
@@ -373,7 +378,7 @@ class OpenRuns:
 
     def _run(self, run: str) -> OpenDir | None:
         if run not in self._open:
-            # All at once: runs are walked in order, so one that is closed is not asked for again.
+            # Close all of them at once: runs are visited in order, so a closed one is usually not needed again.
             if len(self._open) >= _RUNS_OPEN:
                 self.close()
             try:
@@ -383,7 +388,7 @@ class OpenRuns:
         return self._open[run]
 
     def close(self) -> None:
-        """Close all of them. Repeated calls do nothing."""
+        """Close the directories of all runs. Repeated calls do nothing."""
         while self._open:
             _, folder = self._open.popitem()
             if folder is not None:

@@ -1,6 +1,6 @@
-"""Access to the bytes of pieces: read into memory, mapped, or shared with a file of the caller.
+"""Access the bytes of pieces: read them into memory, map them, or share them with a file of the caller.
 
-Only this module uses the position of a piece in its blob, and whether that blob is plain or encoded.
+Only this module uses the position of a piece in its blob, and decides whether the blob is plain or encoded.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ckstore.model.manifest.stored import OldPiece
 from ckstore.objects.checkpoints import UNREADABLE, AbsentPieces, CheckpointDirectory, Unreadable
 from ckstore.objects.encoded import Decoder
 
-_PART_BYTES = 2**20  # hashed while the processor's cache still has it
+_PART_BYTES = 2**20  # a part of this size is hashed while it is in the processor's cache
 
 
 class Memory(Protocol):
@@ -44,15 +44,15 @@ class Memory(Protocol):
 class Part(NamedTuple):
     """A piece to read."""
 
-    extent: Extent  # which one
-    out: memoryview | Memory  # where to; it has the piece's length
-    what: str  # what it belongs to, for messages
-    old: OldPiece | None = None  # the piece that `out` holds now, if it is known
+    extent: Extent  # the piece
+    out: memoryview | Memory  # the memory to fill, of the length of the piece
+    what: str  # the name of the value that it belongs to, for messages
+    old: OldPiece | None = None  # the piece that `out` holds now, or None if it is unknown
 
 
 def by_blob(parts: Iterable[Part]) -> list[list[Part]]:
     """Return parts grouped by blob, in the order of their offsets in it."""
-    # In the order in which they lie: a disk reads them forwards, and each blob is opened once.
+    # In this order, a disk is read sequentially, and each blob is opened once.
     found: dict[int, list[Part]] = defaultdict(list)
     for part in parts:
         found[part.extent.blob].append(part)
@@ -60,7 +60,7 @@ def by_blob(parts: Iterable[Part]) -> list[list[Part]]:
 
 
 class PieceReader:
-    """Reads pieces of an open checkpoint, one after another; a context manager for one thread.
+    """A context manager, for one thread, that reads pieces of an open checkpoint one after another.
 
     `open_blobs` is the number of blobs that remain open, because small pieces share a blob. `before_each` is called
     before each MiB. An exception from it ends the reading.
@@ -80,10 +80,10 @@ class PieceReader:
         self._before_each = before_each
         self._open: OrderedDict[int, int | None] = OrderedDict()
         self._decoder: Decoder | None = None
-        self._absent: AbsentPieces | None = None  # made when a blob is not here
-        # Whole blobs that are damaged here and came from a remote, by their number; and the files that were repaired.
+        self._absent: AbsentPieces | None = None  # created when a blob is missing locally
+        # Index of a blob that is damaged or missing -> its bytes from another copy.
         self._rescued: OrderedDict[int, memoryview] = OrderedDict()
-        self._repaired: set[str] = set()
+        self._repaired: set[str] = set()  # the digests of files whose repair was requested
 
     def read(self, part: Part) -> None:
         """Read a piece into the memory of a part, and check it. The message about damage names the part's owner.
@@ -103,12 +103,12 @@ class PieceReader:
         """Repair the file that an error is about, or read its blob into memory. Otherwise, raise the error."""
         if self._directory.rescue is None:
             raise error
-        # Each file once: what is still damaged after its repair is not repaired again.
+        # Each file is repaired only once, even if it is still damaged afterwards.
         file = error.blob if isinstance(error, DamagedBlob) else ""
         first = file not in self._repaired
         self._repaired.add(file)
         data = self._directory.rescue(error, self._directory.manifest.blobs[index], first=first)
-        self.close()  # the damaged files
+        self.close()  # close the damaged files, so that the repaired ones are opened
         if data is not None:
             self._rescued[index] = data
 
@@ -145,7 +145,7 @@ class PieceReader:
         algorithm = algorithm_of(extent.piece)
         running = algorithm.start()
         try:
-            # Read and hashed part by part, not in two passes over the whole (docs/adr/0006).
+            # Read and hash part by part instead of in two passes over the whole piece (docs/adr/0006).
             at = 0
             for some in _windows(out):
                 self._begin_part()
@@ -164,24 +164,28 @@ class PieceReader:
 
     @property
     def received_bytes(self) -> int:
-        """Number of bytes received from remotes so far."""
+        """The number of bytes that were downloaded from remotes so far."""
         return 0 if self._absent is None else self._absent.received_bytes
 
     def _absent_pieces(self) -> AbsentPieces:
-        """Return the reader of the pieces of blobs that are not here, made once."""
+        """Return the reader for pieces of blobs that are missing locally. It is created once."""
         if self._absent is None:
             self._absent = self._directory.absent_pieces()
         return self._absent
 
     def share(self, part: Part, target: int, target_offset: int) -> bool | None:
-        """Share the blocks of a piece with a file (reflink), unchecked. Return False if the two files cannot share."""
-        # None: the piece does not begin and end where a filesystem shares, so it is to be copied on any.
+        """Share the blocks of a piece with a file (reflink), without checking its bytes.
+
+        Returns:
+            Whether the blocks are shared. None if the piece does not begin and end at block borders, so that it must be
+            copied on any filesystem.
+        """
         extent = part.extent
         if not has_file(self._directory, extent):
             return None
         ends = extent.offset + extent.length == self._directory.manifest.blobs[extent.blob].nbytes
         block = reflink.BLOCK_BYTES
-        # Filesystems share whole blocks only, but for the last of a file.
+        # Filesystems share only whole blocks, except for the last block of a file.
         if extent.offset % block or target_offset % block or not (ends or extent.length % block == 0):
             return None
         fd = None if extent.blob in self._rescued else self._descriptor(extent, part.what)
@@ -191,36 +195,36 @@ class PieceReader:
 
     def is_cached(self, part: Part) -> bool:
         """Whether the page cache has the beginning of a piece's blob."""
-        # Decoding is the processor's work, as copying out of the page cache is: more threads than cores do not help.
+        # Decoding is limited by the processor, like copying from the page cache, so encoded blobs count as cached.
         if not has_file(self._directory, part.extent):
             return True
         try:
             fd = self._descriptor(part.extent, part.what)
-        except DamagedBlob:  # reading it says so, or has it repaired
+        except DamagedBlob:  # reading the piece reports or repairs the damage
             return False
         return fd is not None and files.is_cached(fd, 0)
 
     def read_ahead(self, parts: Sequence[Part]) -> None:
         """Ask the kernel to read the parts of one blob ahead, in the order in which they will be read."""
-        # On a disk the first byte is enough: Linux begins its read-ahead small then, and makes it and its pages larger
-        # as one reads on. After a first read of a MiB, or an order to read all of it, pages have 4 KiB: they take the
-        # processor longer, now and when they are mapped (docs/adr/0007-loads.md). Bytes on no disk are mostly the
-        # network's, where each answer takes its time; so all of it is asked for, unless most between is not wanted.
+        # On a local disk, nothing must be requested: Linux begins with a small read-ahead, and increases it and the
+        # size of pages as reading continues. After a request for the whole range, pages would have 4 KiB, which take
+        # the processor longer, now and when they are mapped (docs/adr/0007-loads.md). On a network filesystem, each
+        # answer takes time, so the whole range is requested, unless most of it is not needed.
         if not has_file(self._directory, parts[0].extent):
             return
         try:
             fd = self._descriptor(parts[0].extent, parts[0].what)
-        except DamagedBlob:  # reading it says so, or has it repaired
+        except DamagedBlob:  # reading the piece reports or repairs the damage
             return
         if fd is None:
             self._absent_pieces().expect([part.extent for part in parts])
             return
         start = parts[0].extent.offset
         stop = max(part.extent.offset + part.extent.length for part in parts)
-        first_is_cached = files.is_cached(fd, start)  # asked always: it is what a disk begins with
+        first_is_cached = files.is_cached(fd, start)  # always check this: it makes a disk read the first byte
         if files.on_local_disk(fd) or (first_is_cached and files.is_cached(fd, stop - 1)):
             return
-        # Below a half, reading everything between would cost the network more than single answers.
+        # If less than half of the range is needed, reading all of it would take longer than single requests.
         if 2 * sum(part.extent.length for part in parts) >= stop - start:
             files.read_ahead(fd, start, stop - start)
 
@@ -244,11 +248,11 @@ class PieceReader:
 
     def _descriptor(self, extent: Extent, what: str) -> int | None:
         """Return the descriptor of a piece's blob, or None if the blob is remote-only."""
-        # The one that was used last is closed last: small pieces of neighbours lie in one pack.
+        # The least recently used blob is closed first, since neighboring small pieces are in one pack.
         if extent.blob in self._open:
             self._open.move_to_end(extent.blob)
             return self._open[extent.blob]
-        # Closed before the next is opened: a trainer may be at its limit of descriptors.
+        # Close a blob before the next is opened, since the process may be at its limit of descriptors.
         while len(self._open) >= self._open_most:
             _close(self._open.popitem(last=False)[1])
         fd = self._open[extent.blob] = self._directory.open_local(self._directory.manifest.blobs[extent.blob], what)
@@ -262,18 +266,18 @@ class PieceReader:
 
 
 def has_file(directory: CheckpointDirectory, extent: Extent) -> bool:
-    """Whether a file contains the bytes of a piece as they are."""
+    """Whether a file contains the bytes of a piece in plain form."""
     manifest = directory.manifest
     return manifest.form.is_plain or manifest.form.has_file(manifest.blobs[extent.blob].digest)
 
 
 def read_unless_file(directory: CheckpointDirectory, digest: str, start: int, out: memoryview, what: str) -> bool:
-    """Fill `out` with unchecked bytes of a blob. Return False, and do nothing, if a file contains them."""
+    """Fill `out` with unchecked bytes of an encoded blob. If the blob has a plain file, do nothing and return False."""
     form = directory.manifest.form
     if form.is_plain or form.has_file(digest):
         return False
     with Decoder(directory) as decoder:
-        # Tile by tile, so that the bases are not decoded as a whole into memory.
+        # Decode tile by tile, so that the bases are not decoded completely into memory.
         for at in range(0, len(out), TILE_BYTES):
             decoder.read(digest, start + at, out[at : at + TILE_BYTES], what)
     return True
@@ -289,7 +293,7 @@ def extents_of(manifest: Manifest) -> list[list[Extent]]:
 
 
 def why_not_right(directory: CheckpointDirectory, extents: Iterable[Extent], before_each: Callable[[], None]) -> str:
-    """Read pieces and compare them with their digests. Return the problem of the first that differs."""
+    """Read pieces and compare them with their digests; return the problem with the first that differs, or ""."""
     with PieceReader(directory, before_each=before_each) as pieces:
         for extent in extents:
             try:
@@ -329,7 +333,7 @@ def _compare(directory: CheckpointDirectory, extent: Extent, found: str, what: s
 
 
 def blob_of(directory: CheckpointDirectory, extents: Sequence[Extent]) -> str:
-    """Return the digest of the blob that consists exactly of these pieces, to be linked, or an empty text."""
+    """Return the digest of the plain blob that consists exactly of these pieces, or "" if there is no such blob."""
     if len(extents) != 1:
         return ""
     blob = directory.manifest.blobs[extents[0].blob]
@@ -339,11 +343,11 @@ def blob_of(directory: CheckpointDirectory, extents: Sequence[Extent]) -> str:
 
 
 class PieceMaps:
-    """Maps runs of pieces copy-on-write, unchecked.
+    """Maps runs of pieces copy-on-write, without checking their bytes.
 
-    Runs of one piece are mapped by blob and offset, in the order of `place`. Runs in one pack share a mapping of the
-    pack, and no byte is mapped for two of them. Equal runs have one position in the blobs, and a write to one of them
-    must not change another.
+    A run is the pieces of one storage. Runs of one piece must be mapped in the order of `place`. Runs in one pack share
+    a mapping of the pack. Equal runs have the same position in the blobs, but a write to one must not change another.
+    Therefore no byte is mapped for two runs.
     """
 
     def __init__(self, directory: CheckpointDirectory) -> None:
@@ -357,25 +361,27 @@ class PieceMaps:
         return (extents[0].blob, extents[0].offset) if len(extents) == 1 else (-1, 0)
 
     def map(self, extents: Sequence[Extent], what: str) -> memoryview | None:
-        """Return separate memory for a run of pieces. None if it does not start on a page or is already mapped."""
-        # As many small storages as there are may be equal, and a process may have only so many mappings. What is
-        # encoded lies nowhere as it is.
+        """Return separate memory for a run of pieces, or None if it cannot be mapped.
+
+        It cannot be mapped if it is encoded, does not start at a page, or is already mapped.
+        """
+        # An already mapped small run is not mapped again, since the number of mappings of a process is limited.
         if not all(has_file(self._directory, extent) for extent in extents):
             return None
         try:
             return self._map(extents, what)
-        except UNREADABLE:  # it is read into memory instead, fetched or repaired; else that says why
+        except UNREADABLE:  # the caller reads the run into memory, which downloads it, repairs it, or raises the error
             return None
 
     def _map(self, extents: Sequence[Extent], what: str) -> memoryview | None:
         if len(extents) != 1:
-            # Pages of a mapping begin where pages of a file do.
+            # A page of a mapping must begin at a page of the file.
             pages = all(e.offset == 0 and (e is extents[-1] or e.length % _mmap.PAGESIZE == 0) for e in extents)
             return self._side_by_side(extents, what) if extents and pages else None
         (extent,) = extents
         if extent.blob != self._blob:
             self._blob, self._whole, self._end = extent.blob, self._map_blob(extent, what), 0
-        # A range that another tensor has already would be shared by both: a write to one would change the other.
+        # Do not map a range that is already mapped for another tensor: a write to one would change the other.
         if extent.offset >= self._end:
             self._end = extent.offset + extent.length
             return self._whole[extent.offset : self._end]
@@ -384,7 +390,7 @@ class PieceMaps:
 
     def _map_blob(self, extent: Extent, what: str) -> memoryview:
         blob = self._directory.manifest.blobs[extent.blob]
-        # whole: a page beyond the end of a short file would kill the process with SIGBUS.
+        # `whole` checks the size, since a page beyond the end of a short file would kill the process with SIGBUS.
         fd = self._directory.open_blob(blob, what, whole=True)
         try:
             return mapping.map_file(fd, blob.nbytes)
@@ -392,7 +398,7 @@ class PieceMaps:
             os.close(fd)
 
     def _side_by_side(self, extents: Sequence[Extent], what: str) -> memoryview:
-        """Map whole blobs. Each is open only while it is mapped, because a tensor may have thousands."""
+        """Map whole blobs next to each other. Each is open only while it is mapped, since there may be thousands."""
 
         def parts() -> Generator[mapping.FilePart]:
             for extent in extents:
@@ -402,5 +408,6 @@ class PieceMaps:
                 finally:
                     os.close(fd)
 
-        with closing(parts()) as found:  # also if one cannot be mapped: the error keeps what is suspended
+        # Close the generator even after an error, whose traceback would otherwise keep a file open.
+        with closing(parts()) as found:
             return mapping.map_side_by_side(found, sum(extent.length for extent in extents))

@@ -1,6 +1,6 @@
-"""Publish a sealed staging directory: step 5 of the save protocol of the design. One rename is the commit.
+"""Publish a sealed staging directory (step 5 of a save). One rename is the commit.
 
-The id of a checkpoint determines its name, so the rename can only conflict with an earlier attempt at the same
+The name of a checkpoint depends on its id, so the rename can only conflict with an earlier publication of the same
 checkpoint. Nothing is ever replaced. Source: docs/format/v1.md, "The store"; docs/protocol.md, "save, commit".
 """
 
@@ -29,16 +29,17 @@ from ckstore.objects.staging import Staging
 
 IfExists = Literal["error", "replace", "keep"]
 Rule = IfExists | Literal["taken", "beside"]
-"""Like `IfExists`. With ``taken``, any checkpoint of the step counts as a different one, whatever it contains. With
-``beside``, the other checkpoints of the step are ignored."""
+"""Like `IfExists`. With ``taken``, any checkpoint of the step counts as a different one, even with equal content. With
+``beside``, other checkpoints of the step are ignored."""
 MayPublish = Callable[[Sequence[Published]], None]
-"""Raises if a checkpoint must not be published. Its argument is the checkpoints that would be replaced."""
-# Each try meets an earlier form of the same checkpoint, or one that is dropped in the same moment.
+"""A function that raises if a checkpoint must not be published, given the checkpoints that would be replaced."""
+# A try fails only if the name belongs to an earlier generation of the checkpoint, or to one that is being dropped.
 _NAME_TRIES = 100
 _REOPEN = "the checkpoint may or may not exist after a restart of the machine; open the store again"
-# A busy disk may take seconds for one listing under the lock.
+# Listing a run under the lock may take seconds on a busy disk.
 _RUN_TIMEOUT_S = 30.0
-# Who has the hidden name waits for the lock, and needs a few calls of the server.
+# The maximum time for which a save may have the hidden name. It waits for the lock, and then needs a few calls of the
+# server.
 _HIDDEN_S = _RUN_TIMEOUT_S + 15.0
 _HIDDEN_PAUSE_S = 0.02
 
@@ -55,19 +56,20 @@ class Overtaken(Exception):
 class Outcome:
     """The outcome of a save."""
 
-    key: CheckpointKey  # where the checkpoint is: the new one, or `existing`
-    existing: Published | None = None  # the checkpoint that counts instead, if the new one was not published
+    key: CheckpointKey  # the directory of the new checkpoint, or of `existing`
+    existing: Published | None = None  # the checkpoint that is used instead, if the new one was not published
     older: tuple[CheckpointKey, ...] = ()  # the other directories of the step, which the new one supersedes
-    change: RunChange | None = None  # the run, while others could only add to it; None: they could do more
+    # The run before and after the rename, while nothing could be dropped in it. None if nothing was published.
+    change: RunChange | None = None
 
 
 class KnownRuns(NamedTuple):
-    """The runs that a process knows, and neither syncs nor lists again."""
+    """The facts about runs that a process knows, so that it need not sync or list them again."""
 
     synced: dict[str, RunStamp | None]
     """The stamp of each run when this process itself last made the name of the run durable. `publish` updates it."""
     of_step: OfStep | None = None
-    """Returns the directories of a step. If None, the run is listed."""
+    """A function that returns the directories of a step. If None, the run is listed."""
 
 
 def publish(
@@ -102,7 +104,7 @@ def publish(
     layout = staging.layout
     run = layout.checkpoints / manifest.run
     links.make_directory(run)
-    # Opened before the rename: after it, only the sync itself may fail.
+    # Open the parents before the rename, so that only the syncs can fail after it.
     with ExitStack() as opened:
         try:
             parents = [opened.enter_context(OpenDir(path)) for path in (run, layout.checkpoints, layout.staging)]
@@ -124,10 +126,10 @@ def publish(
             raise
         change = outcome.change
         known = runs.synced
-        # Not synced again where this process itself has synced checkpoints/ and the run is as it was then.
+        # Do not sync checkpoints/ again if this process has synced it and the run has not changed since.
         if change is not None and change.before is not None and known.pop(manifest.run, None) == change.before:
             parents.pop(1)
-        # The run first, as the new parent (law N4), then checkpoints/ and staging/ (N2, N3).
+        # Sync the run first, since it is the new parent (law N4), and then checkpoints/ and staging/ (N2, N3).
         sync_parents(parents)
         if change is not None:
             known[manifest.run] = change.after
@@ -144,17 +146,17 @@ def _publish(
     as_newest: bool,
     may_publish: MayPublish | None,
 ) -> Outcome:
-    """Search for other checkpoints of the step and rename, in one step for all processes that do so under the lock."""
+    """Search for other checkpoints of the step, and rename. Under the lock, both are one step for other processes."""
     layout = staging.layout
-    # The lock may not reach the other hosts of a shared filesystem: there a name does its work. It comes before the
-    # lock, whose mark would tell a host that has the name that its own lock was lost.
+    # On a shared filesystem, the lock may not reach other hosts, so a hidden name serves as a lock. It is taken before
+    # the lock, whose mark would make a host that has the hidden name believe that its own lock was lost.
     hides = not layout.view.sees_locks and rule not in ("replace", "beside")
     source, published = hidden_at(layout, manifest.run, manifest.step) if hides else staging.path, False
     try:
         if hides:
             _hide(layout, staging, source)
         with store_locks.lock_run(layout, manifest.run, exclusive=True, timeout_s=_RUN_TIMEOUT_S) as lock:
-            # Under the lock nothing is dropped, so what differs afterwards are additions only.
+            # Nothing is dropped under the lock, so any later difference in the run is an addition.
             before = layout.run_stamp(manifest.run)
             others = tuple(of_step(manifest.run, manifest.step))
             found = _sound_of_step(layout, rule, others)
@@ -178,18 +180,19 @@ def _publish(
 
 
 def hidden_at(layout: Layout, run: str, step: int) -> StorePath:
-    """Return the name that a save on a shared filesystem has before its own."""
+    """Return the hidden name that a save on a shared filesystem takes before its final name."""
     return layout.checkpoints / run / f".{step}"
 
 
 def _hide(layout: Layout, staging: Staging, hidden: StorePath) -> None:
     """Rename a staging directory to the hidden name of its step, which only one process can have."""
-    # A save that has it lists the step afterwards, so of two hosts that save one step at once one sees what the other
-    # published. No reader, tag or collector looks at it, so it can be withdrawn.
+    # A save lists the step after it got the hidden name. Therefore, if two hosts save one step at the same time, the
+    # second one sees the checkpoint of the first. No reader, tag or collector uses the hidden name, so it can be given
+    # up.
     inode, deadline = 0, math.inf
     while not rename_opened(staging.lock, staging.path, hidden):
         found = dirfd_stat.find(hidden)
-        if found is not None and found.st_ino != inode:  # each save that has it gets as long
+        if found is not None and found.st_ino != inode:  # each save that has the name gets the full time
             inode, deadline = found.st_ino, time.monotonic() + _HIDDEN_S
         if time.monotonic() > deadline and not _took_away(layout, hidden):
             raise InUse(f"another process is saving this step: it uses {hidden}", hint="save again")
@@ -198,8 +201,9 @@ def _hide(layout: Layout, staging: Staging, hidden: StorePath) -> None:
 
 
 def _took_away(layout: Layout, hidden: StorePath) -> bool:
-    """Whether a directory that kept the hidden name for too long was moved to trash."""
-    # The save died, or stands still on another host, whose lock is not seen: then it finds the name gone, and fails.
+    """Move a directory that has had the hidden name for too long to trash; return whether the name is free now."""
+    # Its save died, or it has stopped on another host, whose lock is not visible. In the latter case, the save will not
+    # find the name any more, and will fail.
     with suppress(FileNotFoundError):
         lock = locks.try_exclusive(hidden)
         if lock is None:
@@ -210,11 +214,14 @@ def _took_away(layout: Layout, hidden: StorePath) -> bool:
 
 
 def _check_own(staging: Staging, hidden: StorePath, target: StorePath) -> None:
-    """Raise if the directory renamed from the hidden name is not the staging directory, and reverse that rename."""
+    """Raise if the directory that was renamed from the hidden name is not the staging directory.
+
+    In that case, the rename is reversed.
+    """
     try:
         if staging.lock.names(target):
             return
-        # This save stood still and was swept, and another one has the hidden name by now: not ours to take.
+        # This save was stopped for so long that its directory was moved to trash, and another save has the hidden name.
         links.rename(target, hidden)
     except OSError as error:
         msg = f"it is unknown whether {target} was published: {error}"
@@ -225,18 +232,21 @@ def _check_own(staging: Staging, hidden: StorePath, target: StorePath) -> None:
 
 def _withdraw(hidden: StorePath, staging: Staging) -> None:
     """Rename an unpublished staging directory back to its own name, so that it is discarded like any other."""
-    with suppress(OSError):  # gc removes it: nothing was published, and the first error is the news
-        if staging.lock.names(hidden):  # else it was swept, and another save may have the name
+    with suppress(OSError):  # gc removes the directory, and this error must not hide the first one
+        if staging.lock.names(hidden):  # if not, it was moved to trash, and another save may have the name
             links.rename(hidden, staging.path)
 
 
 def existing_of_step(layout: Layout, manifest: Manifest, rule: Rule, keys: Iterable[CheckpointKey]) -> Published | None:
-    """Return the checkpoint of the step to use instead of a new one. Raise `StepExists` if none may be added."""
+    """Return the existing checkpoint of the step that the rule accepts instead of a new one, or None.
+
+    Raise `StepExists` if the rule allows no other checkpoint.
+    """
     return _existing(manifest, rule, _sound_of_step(layout, rule, keys))
 
 
 def _sound_of_step(layout: Layout, rule: Rule, keys: Iterable[CheckpointKey]) -> list[Published]:
-    """Return the reliable checkpoints of a step, in order. The others count for no rule."""
+    """Return the reliable checkpoints of a step, in order. Rules ignore all others."""
     found: list[Published] = []
     for key in () if rule == "beside" else keys:
         looked = look(layout, key)
@@ -253,12 +263,15 @@ def _sound_of_step(layout: Layout, rule: Rule, keys: Iterable[CheckpointKey]) ->
 def _judged(
     manifest: Manifest, rule: Rule, found: Sequence[Published], may_publish: MayPublish | None
 ) -> Published | None:
-    """Return the checkpoint of the step to use instead of a new one. Raise if a new one is not allowed."""
+    """Return the existing checkpoint of the step that the rule accepts instead of a new one, or None.
+
+    Raise an error if a new one is not allowed.
+    """
     ask: MayPublish = may_publish or (lambda _: None)
     try:
         existing = _existing(manifest, rule, found)
     except StepExists:
-        ask(())  # that the run is another training's is the better news
+        ask(())  # if the run belongs to another training, this raises the more helpful error
         raise
     if existing is None:
         ask(found if rule == "replace" else ())
@@ -288,7 +301,7 @@ def is_sound(layout: Layout, published: Published) -> bool:
     path = layout.checkpoint(published.key)
     if marks.is_marked(path):
         return False
-    # An eviction compared the other files on the remote.
+    # Only local files are checked, since an eviction has compared the other files on the remote.
     return all(blobs.is_sound(path / BLOBS / file.digest, file.digest, file.nbytes) for file in published.local_files)
 
 
@@ -302,20 +315,20 @@ def give_name(  # noqa: PLR0917
     *,
     former: CheckpointKey | None = None,
 ) -> tuple[CheckpointKey, Published | None]:
-    """Rename a whole directory, which is `opened`, to the name that the id of its checkpoint gives.
+    """Rename a complete directory to the name that depends on the id of its checkpoint.
 
     Args:
         layout: The store.
         source: The directory.
-        opened: The lock on it.
+        opened: The lock on the directory.
         run: The run of the checkpoint.
         step: Its step.
         id: Its id.
-        former: The published generation of this checkpoint that the directory replaces, or None if it is a new one.
+        former: The published generation of this checkpoint that the directory replaces. If None, it is a new one.
 
     Returns:
-        The key. If this checkpoint was published before and is sound, also that checkpoint. In this case nothing was
-        renamed.
+        The key, and None. If this checkpoint was published before and is sound, its key and the published checkpoint,
+        and nothing was renamed.
     """
     is_form, generation, digit_count = former is not None, 0, SHORT_DIGITS
     if former is not None:
@@ -331,24 +344,25 @@ def give_name(  # noqa: PLR0917
             if found is not None and not is_form and is_sound(layout, found):
                 return key, found
             generation += 1
-        elif there is not None:  # another checkpoint, whose id begins with the same digits
+        elif there is not None:  # the id of another checkpoint begins with the same digits
             digit_count = len(id)
-        elif dirfd_stat.exists(target):  # no manifest in it can be read
+        elif dirfd_stat.exists(target):  # the directory has no readable manifest
             generation += 1
     raise SaveFailed(f"{layout.checkpoints / run} has {_NAME_TRIES} directories of {run}@{step} with one id")
 
 
 def rename_opened(opened: locks.DirectoryLock, source: StorePath, target: StorePath) -> bool:
     """Rename an open directory. Return False if the name is taken. An error is ignored if the rename succeeded."""
-    # So it is when the answer of a server is lost, and when the client asks again and there is no source any more.
-    # rename(2) replaces no directory that has something in it, and every checkpoint has its manifest.
+    # An error after a successful rename is possible if the answer of a server is lost, or if the client then asks again
+    # and the source does not exist any more. rename(2) never replaces a directory that is not empty, and every
+    # checkpoint has a manifest.
     try:
         links.rename(source, target)
     except OSError as error:
         if error.errno in links.ALREADY_THERE:
             return False
         try:
-            statx.refresh(target.parent)  # this host may remember that nothing is there
+            statx.refresh(target.parent)  # the cache of this host may say that the target does not exist
             if opened.names(target):
                 return True
         except OSError as second:
@@ -359,9 +373,10 @@ def rename_opened(opened: locks.DirectoryLock, source: StorePath, target: StoreP
 
 
 def raise_if_unknown(error: OSError, parent: OpenDir) -> None:
-    """Raise `UnknownOutcome` for a rename that a filesystem refused while it shut down."""
-    # XFS that shuts down answers EIO to a rename whose log record may have reached the disk: the replay of the log does
-    # it then (seen in a power cut). A filesystem that still syncs refused it for good.
+    """Raise `UnknownOutcome` if a filesystem refused a rename while it was shutting down."""
+    # When XFS shuts down, it answers EIO to a rename whose log record may already be on the disk. The replay of the log
+    # then executes the rename, as was observed after a power cut. If an fsync still succeeds, the filesystem has not
+    # shut down, and the rename has failed for good.
     if error.errno != errno.EIO:
         return
     try:
@@ -373,8 +388,8 @@ def raise_if_unknown(error: OSError, parent: OpenDir) -> None:
 
 def sync_parents(parents: Sequence[OpenDir]) -> None:
     """Make every rename into and out of the directories durable, the new parent first."""
-    # Also a rename that another process did: no process acknowledges what it has not made durable (rule F).
-    # In this order, and none is left out after an error: a name without its fsync is not acknowledged.
+    # This is also needed if another process did the rename: no process acknowledges a name that it has not itself made
+    # durable (rule F). After an error, the save is not acknowledged.
     for directory in parents:
         try:
             files.sync_open_directory(directory.fd)

@@ -1,11 +1,11 @@
-"""Make files of the same blob names of one inode again, as they were before a copy without hardlinks.
+"""Link all names of a blob to one inode again, after the store was copied without its hardlinks.
 
-Only the file that all names will share must be right, so only that file is read. It is the canonical one or, if that is
-damaged or missing, the first right one. Another file gets a second name in a staging directory. Then a rename replaces
-it by the right file. A reader finds the old or the new file, and both have the same bytes. The old files go to trash
-with the staging directory, and are freed there when no process has them open (rules T and K of the design). If the
-process dies at any line, every name has one of its files. The process that sweeps the staging directory first makes all
-names durable (`trash.sweep_staging`).
+Only the file that all names will share must be right, so only that file is read. It is the canonical file or, if that
+is damaged or missing, the first right file. Each other file gets a second name in a staging directory. Then a rename
+replaces its name by the right file. A reader finds the old or the new file, and both have the same bytes. The old files
+are moved to trash with the staging directory, and are freed when no process has them open (rules T and K). If the
+process dies at any time, every name has the old or the new file. The process that moves the staging directory to trash
+first makes all names durable (`trash.sweep_staging`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ckstore.objects.documents import marks
 from ckstore.objects.layout import BLOBS, Layout
 
 Inode = tuple[int, int]
-# Each try loses only if gc takes the canonical name, or a save makes one, in the same moment.
+# A try fails only if gc removes the canonical name, or a save creates it, at the same moment.
 _TRIES = 20
 
 
@@ -34,10 +34,10 @@ _TRIES = 20
 class Relinked:
     """The results of a relinker so far."""
 
-    checked_bytes: int = 0  # bytes that were read and compared
-    relinked_count: int = 0  # names in checkpoints that lead to another file now
-    spare_bytes: int = 0  # sizes of the files that have no other name any more
-    damaged: set[str] = field(default_factory=set)  # digests of blobs of which no right file was found yet
+    checked_bytes: int = 0  # how many bytes were read and compared
+    relinked_count: int = 0  # the number of names in checkpoints that were linked to another file
+    spare_bytes: int = 0  # the total size of replaced files without another name
+    damaged: set[str] = field(default_factory=set)  # digests of blobs without a right file so far
 
 
 class Relinker:
@@ -54,7 +54,7 @@ class Relinker:
 
     @property
     def found_damage(self) -> bool:
-        """Whether a damaged file was detected. The checkpoints before it should then be relinked again."""
+        """Whether any file was damaged. If so, relink all checkpoints again, since right files may be known now."""
         return bool(self._wrong)
 
     def checkpoint(self, key: CheckpointKey) -> None:
@@ -65,12 +65,12 @@ class Relinker:
         except (FileNotFoundError, NotADirectoryError, DamagedBlob, InUse):
             return
         with directory:
-            # All of one checkpoint, then one fsync of its directory: an fsync for each name would take hours.
+            # Relink all blobs of the checkpoint before syncing its directory: an fsync for each name would take hours.
             changed = [blob.digest for blob in directory.manifest.stored if self._relink(directory, blob)]
             if not changed:
                 return
             with marks.kept_unless_durable(directory.lock):
-                # Before the old files go, and the new parent first (rule F).
+                # Sync the new names before the old files are deleted (rule F).
                 files.sync_directory(directory.lock.inside / BLOBS)
                 files.sync_directory(self._staging)
             if marks.identity(directory.lock.fd):
@@ -82,13 +82,13 @@ class Relinker:
         name = directory.lock.inside / BLOBS / blob.digest
         try:
             mine = directory.stat_blob(blob.digest)
-        except (FileNotFoundError, NotADirectoryError):  # a look at the whole checkpoint reports it
+        except (FileNotFoundError, NotADirectoryError):  # the check of the whole checkpoint reports a missing blob
             return False
         canonical = dirfd_stat.find(self._layout.blob(blob.digest))
         right = self._right.get(blob.digest)
         if right is None:
             one = canonical is not None and _inode(canonical) == _inode(mine)
-            if one and blobs.looks_untouched(mine, blob.nbytes):  # as it should be: nothing is read
+            if one and blobs.looks_untouched(mine, blob.nbytes):  # the blob is linked correctly and need not be read
                 return False
             right = self._find_right(blob, name)
         if right is None:
@@ -100,7 +100,7 @@ class Relinker:
     def _find_right(self, blob: BlobRecord, name: StorePath) -> Inode | None:
         """Return the inode of a file with the right bytes, which now has the canonical name, or None."""
         canonical = self._layout.blob(blob.digest)
-        # The canonical one first: if it is right, most names have it already and stay.
+        # Check the canonical file first: if it is right, most names are already linked to it.
         found = self._verify(canonical, blob)
         if found is None:
             found = self._verify(name, blob)
@@ -111,7 +111,7 @@ class Relinker:
 
     def _verify(self, path: StorePath, blob: BlobRecord) -> Inode | None:
         status = dirfd_stat.find(path)
-        # Each damaged file is read once, however many checkpoints have it.
+        # Each damaged file is read only once, even if many checkpoints have it.
         if status is None or _inode(status) in self._wrong:
             return None
         try:
@@ -137,11 +137,11 @@ class Relinker:
                 return links.try_link(fresh, canonical)
             except FileExistsError:
                 try:
-                    # Not just renamed over: the damaged file keeps a name in staging, and goes only when gc may
+                    # Do not only rename over the damaged file: it keeps a name in the staging directory until gc may
                     # free it (rules T, K).
                     if self._swap(fresh, canonical) is None:
                         return False
-                except FileNotFoundError:  # gc was faster
+                except FileNotFoundError:  # gc has just removed the canonical name
                     continue
                 files.sync_directory(canonical.parent)
                 return True
@@ -166,19 +166,23 @@ class Relinker:
         return True
 
     def _swap(self, fresh: StorePath, name: StorePath) -> StorePath | None:
-        """Replace a file in one step. Return the new name of the old file, in the staging directory.
+        """Replace a file in one step; return the new name of the old file in the staging directory.
 
-        Return None if the old file cannot have another name. It then remains.
+        If the old file cannot have another link, nothing is replaced, and None is returned.
         """
         old = self._staging / f"new-{next(self._serial)}"
-        # A second name first: a rename over the last one would free a file that a reader has open on another host.
+        # Create the second name first: a rename over the last name would free a file that a reader on another host may
+        # have open.
         if not links.try_link(name, old):
             return None
         links.rename(fresh, name)
         return old
 
     def _link_of(self, path: StorePath, right: Inode) -> StorePath | None:
-        """Return a new name in the staging directory for the right file. None if `path` differs or has no link left."""
+        """Return a new name in the staging directory for the right file, or None if `path` is another file.
+
+        The result is also missing if the file cannot have another link.
+        """
         fresh = self._staging / f"new-{next(self._serial)}"
         try:
             if not links.try_link(path, fresh):
@@ -186,7 +190,7 @@ class Relinker:
         except FileNotFoundError:
             return None
         found = dirfd_stat.status(fresh)
-        # The inode number may have been reused. A file that was found right has a stamp.
+        # The inode number may have been reused, but only a checked file has a stamp.
         if _inode(found) == right and blob_time.is_stamp(found.st_mtime_ns):
             return fresh
         links.unlink(fresh)

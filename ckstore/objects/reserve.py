@@ -1,8 +1,9 @@
 """Reserved space and inodes in ``reserve/``, so that checkpoints can be deleted when the disk is full.
 
-A process that frees space on a full filesystem first releases the reserve, and takes it again at the end. A save never
-releases it, because its bytes would take that space, and then nothing could be freed. A test decides whether the
-filesystem is full, because its numbers do not include a quota (of a user, a project or a subvolume).
+A process that frees space on a full filesystem first releases the reserve, and creates it again at the end. A save
+never releases it, because the data of the save would take that space, and then nothing could be freed. Writing a test
+file shows whether the filesystem is full, because its numbers do not include quotas (of a user, a project or a
+subvolume).
 """
 
 from __future__ import annotations
@@ -17,36 +18,36 @@ from ckstore.fs import dirfd_stat, files, links
 from ckstore.objects.layout import Layout
 from ckstore.objects.trash import names_in
 
-# docs/format/v1.md, "reserve/".
+# The minimum size of the reserve (docs/format/v1.md, "reserve/").
 LEAST_BYTES = 2**20
-# docs/format/v1.md: what is kept back is lost to the user, so it does not grow with the catalog without end.
+# The maximum size. The user cannot use this space, so it must not grow without limit with the catalog.
 MOST_BYTES = 64 * 2**20
-# In so many files, since inodes run out as well as blocks, and each file gives one back.
+# The number of files of the reserve. Inodes may also run out, and removing each file frees one.
 INODES = 8
 _NAMES = tuple(f"space-{number}" for number in range(INODES))
 _PLENTY = 16
 """The reserve is created or enlarged only if this many times its size is free, so it never takes the last bytes."""
-# gc goes on then even so: another process may take what gets free as fast as it does.
+# The maximum wait until the released space is free. gc then continues, since another process may have taken the space.
 _SETTLE_S = 2.0
-# Only after a pause: to sync a whole filesystem makes every program on it wait.
+# The filesystem is synced only after this time, because a sync makes every program on it wait.
 _SYNC_AFTER_S = 0.05
 _PAUSE_S = 0.005
 
 
 def wanted_bytes(layout: Layout) -> int:
-    """Return the size of the reserve. One transaction may write as many bytes as the catalog has."""
+    """Return the wanted size of the reserve in bytes. A transaction may write as many bytes as the catalog has."""
     try:
         catalog_bytes = dirfd_stat.status(layout.root / "catalog.db").st_size
-    except OSError:  # none here: it lies on another filesystem, or will be rebuilt
+    except OSError:  # the catalog is on another filesystem, or will be rebuilt
         catalog_bytes = 0
     wanted = LEAST_BYTES
-    while wanted < min(catalog_bytes, MOST_BYTES):  # in steps, so that it is not enlarged with every save
+    while wanted < min(catalog_bytes, MOST_BYTES):  # double the size, so that it is not enlarged with every save
         wanted *= 2
     return wanted
 
 
 def fill(layout: Layout) -> None:
-    """Create or enlarge the reserve if there is enough free space. This never raises."""
+    """Create or enlarge the reserve if there is enough free space. No `OSError` is raised."""
     wanted = wanted_bytes(layout)
     try:
         there = dirfd_stat.found_in(layout.reserve, _NAMES)
@@ -55,30 +56,32 @@ def fill(layout: Layout) -> None:
         room = dirfd_stat.free_space(layout.path)
         if room.free_bytes >= _PLENTY * wanted and room.has_inodes(_PLENTY * INODES):
             _make(layout, wanted)
-    except OSError:  # no room after all, or no right to write: then gc on a full disk may need help
+    except OSError:  # there is no room, or this user may not write: then gc may fail on a full disk
         return
 
 
 def kept_bytes(layout: Layout) -> int:
-    """Return the present size of the reserve."""
+    """Return the present size of the reserve in bytes."""
     return sum(found.st_size for _, found in dirfd_stat.statuses(layout.reserve))
 
 
 @contextmanager
 def given_up(layout: Layout, *, full: bool | None = None) -> Iterator[bool]:
-    """Release the reserve during the block if the filesystem is full."""
-    # Afterwards it is made again from what is free then, however little: the next gc needs it, too. The block gets
-    # whether it was full, and can pass that to the next one as `full`, which then tries nothing.
+    """Release the reserve during the block if the filesystem is full, and yield whether it is full.
+
+    The result can be passed to another call as `full`, which then does not test the filesystem.
+    """
+    # Afterwards, the reserve is created again even if little space is free, because the next gc also needs it.
     full = is_full(layout) if full is None else full
     gives = full and bool(names_in(layout.reserve))
     try:
         if gives:
-            # Before the catalog is opened: SQLite on a full disk ends the process or reports damage.
+            # Release it before the catalog is opened: on a full disk, SQLite ends the process or reports damage.
             _give_up(layout)
         yield full
     finally:
         if gives:
-            with suppress(OSError):  # what was freed is taken by others already; the next who finds room makes it
+            with suppress(OSError):  # if other processes have taken the space, `fill` creates the reserve later
                 _make(layout, wanted_bytes(layout))
 
 
@@ -98,18 +101,18 @@ def _give_up(layout: Layout) -> None:
         try:
             links.unlink(layout.reserve / name)
             removed += 1
-        except FileNotFoundError:  # another process frees space, too
+        except FileNotFoundError:  # another process is also freeing space
             continue
     if removed:
-        # Some filesystems count the space as free only when the removal is in the journal.
+        # Some filesystems count the space as free only after the removal is in the journal.
         files.sync_directory(layout.reserve)
         _wait_until_free(layout, before_bytes)
 
 
 def _wait_until_free(layout: Layout, before_bytes: int) -> None:
     """Wait until a file can be created, because XFS frees unlinked files in the background."""
-    # The filesystem's count of free inodes is no help: XFS says none while it has some below its limit. The quota of a
-    # btrfs counts what was unlinked until the next commit, up to 30 s later, unless that is asked for.
+    # The number of free inodes is not reliable: XFS may report 0 although it can create some. The quota of a btrfs
+    # includes unlinked files until the next commit, up to 30 s later, unless the filesystem is synced.
     begun_s = time.monotonic()
     is_synced = False
     while (waited_s := time.monotonic() - begun_s) < _SETTLE_S:
@@ -124,7 +127,8 @@ def _wait_until_free(layout: Layout, before_bytes: int) -> None:
 def _make(layout: Layout, nbytes: int) -> None:
     for path in (layout.reserve / name for name in _NAMES):
         found = dirfd_stat.find(path)
-        if found is not None and not _is_own(found):  # a pipe would be waited for, and another name's file enlarged
+        # Opening a pipe would block, and enlarging a file with another name would change that file.
+        if found is not None and not _is_own(found):
             links.unlink(path)
         if not _has_size(found, nbytes // INODES):
             files.allocate(path, nbytes // INODES)

@@ -1,8 +1,8 @@
-"""A running save: claim the blobs that the store has, and write the others (steps 1 to 4 of the save protocol).
+"""The staging directory of a running save: claim existing blobs, and write new ones (steps 1 to 4 of a save).
 
-The link is the claim. Once a blob is linked into the staging directory, nothing can free its bytes. A new blob is
-written and made durable under its name *in the staging directory*. Then a link to its canonical name offers it to other
-processes.
+A blob is claimed by a link. Once it is linked into the staging directory, nothing can free its bytes. A new blob is
+written and made durable under its name *in the staging directory*. Then it is linked to its canonical name, which
+offers it to other processes.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ from ckstore.objects.documents import marks
 from ckstore.objects.heal import Given, relink_everywhere
 from ckstore.objects.layout import BLOBS, MANIFEST, Layout
 
-# A try fails only if gc frees the canonical name in the same moment.
+# A try to offer a blob fails only if gc frees the canonical name at the same moment.
 _OFFER_TRIES = 20
-# A try fails only if another process opens the store in the same moment and removes the directory as dead.
+# A try to create the directory fails only if another process opens the store at the same moment and removes it as dead.
 _CREATE_TRIES = 20
 _TEMPORARY = "new-"
-# Checking the owner of a checkpoint costs one call. The newest checkpoints share the most blobs with a save.
+# The number of newest checkpoints of a run whose owner is checked. They share the most blobs with a save, and checking
+# one costs one call.
 _LOOKED_AT = 64
 _TRIED = 2
 _OTHER_RUNS = 32
@@ -43,12 +44,12 @@ class Staging:
 
     def __init__(self, layout: Layout, path: StorePath, lock: locks.DirectoryLock, *, read_back: bool = False) -> None:
         self.layout = layout
-        self.path = path  # ``staging/<save-id>``, also after it was published under another name
+        self.path = path  # ``staging/<save-id>``, even after the directory was published under another name
         self.lock = lock
-        self.inode = os.fstat(lock.fd).st_ino  # inode number of the directory
-        self.stamp = Stamp(self.inode, 0, 0, 0)  # of the directory and its manifest, which exists after `seal`
-        self.written: dict[str, int] = {}  # digest and size of every blob that this save wrote
-        self.reads_back = read_back  # whether written data is read from disk and compared before it is used
+        self.inode = os.fstat(lock.fd).st_ino  # the inode number of the directory
+        self.stamp = Stamp(self.inode, 0, 0, 0)  # the stamp of the directory; valid after `seal`
+        self.written: dict[str, int] = {}  # digest -> size in bytes of every blob that this save wrote
+        self.reads_back = read_back  # whether written data is read from the disk and compared before it is used
         self._own = lock.inside
         self._blobs = lock.keep(self._own / BLOBS).inside
         self._canonical_blobs = lock.keep(layout.blobs).inside
@@ -62,11 +63,11 @@ class Staging:
     def create(cls, layout: Layout, run: str, step: int | None, *, read_back: bool = False) -> Staging:
         """Create a staging directory and lock it. With `read_back`, written blobs are read from disk and compared."""
         for _ in range(_CREATE_TRIES):
-            # Run and step in the name are for people; the id makes it unique.
+            # The run and step in the name are for people. The id makes the name unique.
             path = layout.staging / f"{run}@{'next' if step is None else step}.{uuid.uuid4().hex[:12]}"
             links.make_directory(path)
             try:
-                # At once, since every process that opens the store takes an unlocked staging for a dead one.
+                # Lock it at once: a process that opens the store treats an unlocked staging directory as dead.
                 lock = locks.lock_shared(path)
             except FileNotFoundError:  # another process removed it as dead before it was locked
                 continue
@@ -85,22 +86,22 @@ class Staging:
 
     def claim(self, digest: str, nbytes: int) -> bool:
         """Link the canonical blob into the staging directory. Return True if it is linked and reliable."""
-        # False is a miss, after which the caller must `put` the bytes. A damaged canonical blob is also a miss, and
-        # `put` heals it.
+        # After False, the caller must `put` the bytes. If the canonical blob is damaged, the result is also False, and
+        # `put` heals the blob.
         mine = self._blobs / digest
         try:
-            # The link is the claim. From now on, the link count keeps gc from freeing the bytes (K1).
+            # From now on, the link count keeps gc from freeing the bytes (K1).
             if not links.try_link(self._canonical(digest), mine):
                 return self._claim_own(digest, nbytes, mine)
         except FileNotFoundError:
             return False
-        except FileExistsError:  # claimed or written before
+        except FileExistsError:  # this save has claimed or written the blob before
             pass
-        # Check our own name, after linking, since the canonical name may be replaced between a check and the link.
+        # Check the own name after linking, since the canonical name may be replaced between a check and the link.
         return blobs.is_sound(mine, digest, nbytes, is_used=True)
 
     def claim_compared(self, digest: str, nbytes: int) -> bool:
-        """Claim a blob like `claim`, but read all of it, because it replaces a good copy at a remote."""
+        """Claim a blob like `claim`, but read and compare all of it, because it replaces a good copy on a remote."""
         return self.claim(digest, nbytes) and blobs.is_right(self.path_of(digest), digest, nbytes)
 
     def _claim_own(self, digest: str, nbytes: int, mine: StorePath) -> bool:
@@ -120,7 +121,7 @@ class Staging:
     def _saved_by_us(self) -> list[StorePath]:
         """Return the newest checkpoints of this user: two of the run, and one of each of the most recent other runs."""
         if self._saved is None:
-            # A frozen base is in all runs of a sweep. The runs with the most recent saves come first.
+            # Other runs may also have the blobs: a frozen base, for example, is in all runs of a sweep.
             others = {
                 run: dirfd_stat.find(self.layout.checkpoints / run) for run in self.layout.runs() if run != self._run
             }
@@ -137,7 +138,7 @@ class Staging:
         return list(islice((path for path in paths if _owner(path) == me), most))
 
     def holds(self, digest: str, data: memoryview) -> bool:
-        """Whether the blob in the staging directory has exactly these bytes. It is read and compared."""
+        """Read the blob in the staging directory; return whether it has exactly these bytes."""
         try:
             return blobs.has_bytes(self._blobs / digest, data)
         except FileNotFoundError:
@@ -148,7 +149,7 @@ class Staging:
         return self._blobs / digest
 
     def _canonical(self, digest: str) -> StorePath:
-        """Return the canonical name of a blob. ``blobs/`` remains open, because a save claims thousands of blobs."""
+        """Return the canonical name of a blob, relative to ``blobs/``, which is opened once for thousands of claims."""
         return self._canonical_blobs / fan_out(digest) / digest
 
     def is_damaged(self, digest: str) -> bool:
@@ -164,11 +165,11 @@ class Staging:
 
     def put(self, digest: str, data: memoryview) -> bool:
         """Write the blob `digest` with bytes `data` durably and link it. Return False if another save was faster."""
-        # After any error the save must fail.
+        # If this raises an error, the save must fail.
         return self._put(digest, data, len(data))
 
     def put_parts(self, digest: str, parts: Iterable[memoryview], nbytes: int) -> bool:
-        """Write a blob like `put`, from parts that may change later. Not for a save that `reads_back`."""
+        """Write a blob like `put`, from parts that may change later. It must not be used if `reads_back`."""
         return self._put(digest, parts, nbytes)
 
     def _put(self, digest: str, data: memoryview | Iterable[memoryview], nbytes: int) -> bool:
@@ -176,10 +177,11 @@ class Staging:
         damaged = dirfd_stat.exists(mine)
         # A damaged claim remains until the good bytes are durable, so an error before that changes nothing.
         fresh = self._temporary() if damaged else mine
-        # In our own staging, not at the canonical name, since others may see a blob only when it is durable (law D1).
+        # Write into the staging directory and not at the canonical name, since other processes may see a blob only
+        # when it is durable (law D1).
         files.create_blob(fresh, data)
         if self.reads_back and isinstance(data, memoryview):
-            # Before the blob is offered, since bytes that the disk did not keep must not reach another save.
+            # Check the blob before it is offered, so that no other save uses bytes that the disk did not keep.
             check_on_disk(fresh, data)
         with self._mutex:
             self.written[digest] = nbytes
@@ -190,34 +192,38 @@ class Staging:
         return self._offer(digest, mine, nbytes)
 
     def heal(self, digest: str, spare: Collection[int] = (), lacking: Collection[CheckpointKey] = ()) -> Given:
-        """Replace damaged copies of a blob by the staged copy, which is good. See `Given` for the result."""
-        # Copies with an inode number in `spare` are also good, and are not replaced. The checkpoints in `lacking` have
-        # no copy and need one.
+        """Replace damaged copies of a blob in all checkpoints by the staged copy, which must be good.
+
+        Args:
+            digest: The blob.
+            spare: The inode numbers of other good copies, which are not replaced.
+            lacking: Checkpoints that have no copy and need one.
+        """
         mine = self._blobs / digest
-        # The canonical name is replaced last. If this process is killed before, the next save finds it damaged and
-        # heals the blob again.
+        # Replace the canonical name last. If this process is killed before, the next save finds the damaged canonical
+        # blob and heals it again.
         given = relink_everywhere(self.layout, digest, mine, self._temporary, spare, lacking=lacking)
         self._take_over(digest, mine)
         return given
 
     def heal_marked(self, checkpoints: Iterable[StorePath]) -> None:
         """Replace damaged or missing copies in these marked checkpoints by staged blobs."""
-        # A save claims only the canonical copy, which may be intact although a checkpoint has another, damaged copy.
-        # Use only staged blobs whose bytes were read and are right. If another checkpoint cannot be healed, this save
-        # does not fail, and the mark of that checkpoint remains.
+        # A save claims only the canonical copy, which may be intact although a checkpoint has a separate, damaged copy.
+        # Only staged blobs whose bytes were read and are right are used. If a checkpoint cannot be healed, its mark
+        # remains, and this save does not fail.
         for checkpoint in checkpoints:
             try:
                 for digest in marks.blobs_of(checkpoint):
                     mine = self._blobs / digest
                     if dirfd_stat.exists(mine) and blobs.digest_of_file(mine, digest) == digest:
                         relink_everywhere(self.layout, digest, mine, self._temporary)
-            except OSError:  # not an error of this save; the next save or a repair tries again
+            except OSError:  # this must not fail the save; the next save or a repair tries again
                 for name in os.listdir(self.lock.fd):
                     if name.startswith(_TEMPORARY):
                         links.unlink(self._own / name)
 
     def take(self, digest: str, good: StorePath) -> None:
-        """Stage a good copy with a link or, if a link is not possible, by copying it."""
+        """Stage a good copy of a blob by a link, or by copying it if no link is possible."""
         mine = self._blobs / digest
         if not links.try_link(good, mine):
             self.write(
@@ -225,7 +231,7 @@ class Staging:
             )
 
     def write(self, digest: str, data: memoryview) -> None:
-        """Stage a new copy, durably, without offering it to other processes."""
+        """Write a new copy of a blob durably, without offering it to other processes."""
         files.create_blob(self._blobs / digest, data)
         with self._mutex:
             self.written[digest] = len(data)
@@ -235,13 +241,14 @@ class Staging:
         links.rename(name, self._temporary())
 
     def _offer(self, digest: str, mine: StorePath, nbytes: int) -> bool:
-        """Link the new blob to its canonical name, or use the blob that another process offered meanwhile."""
+        """Link the new blob to its canonical name; return False if the blob of another process is used instead."""
         canonical = self._canonical(digest)
         for _ in range(_OFFER_TRIES):
             try:
                 links.try_link(mine, canonical)  # if no link is possible, only this save has the blob
             except FileExistsError:
-                # Check it through a link of our own, since their name may be freed or replaced during the check.
+                # Another process has offered the blob. Check it through an own link, since the canonical name may be
+                # freed or replaced during the check.
                 theirs = self._link_of(canonical)
                 if theirs is None:
                     continue
@@ -249,14 +256,14 @@ class Staging:
                     self._beside_theirs(canonical, digest, nbytes, mine)
                     return True
                 if blobs.is_sound(theirs, digest, nbytes):
-                    # Use their inode. Otherwise equal bytes would take space twice until a relink.
+                    # Use the inode of the other process, or equal bytes would take space twice until a relink.
                     self._adopt(theirs, mine, digest)
                     return False
                 links.unlink(theirs)
                 relink_everywhere(self.layout, digest, mine, self._temporary)
                 self._take_over(digest, mine)
             except FileNotFoundError:
-                # The missing name may be our own staging, which another process swept as dead.
+                # The missing name may be the own staging directory, which another process has treated as dead.
                 if not self.lock.names(self.path):
                     msg = f"{self.path} was moved away during the save"
                     raise SaveFailed(msg, hint="another process assumed that this save was dead; save again") from None
@@ -275,11 +282,12 @@ class Staging:
             return None
 
     def _beside_theirs(self, canonical: StorePath, digest: str, nbytes: int, mine: StorePath) -> None:
-        """Keep our copy next to a canonical one that cannot be linked, or replace the canonical one if unsound."""
-        with contextlib.suppress(FileNotFoundError):  # freed meanwhile
+        """Handle a canonical blob that cannot be linked: keep it if another user owns it, otherwise replace it."""
+        with contextlib.suppress(FileNotFoundError):  # gc has freed it
             if not blobs.is_sound(canonical, digest, nbytes):
                 relink_everywhere(self.layout, digest, mine, self._temporary)
-            elif _owner(canonical) != os.geteuid():  # its owner keeps linking to it, and we link to ours
+            # The owner of the canonical file continues to link to it, and this user links to the own copy.
+            elif _owner(canonical) != os.geteuid():
                 return
         self._take_over(digest, mine)
 
@@ -289,13 +297,13 @@ class Staging:
             self.written.pop(digest, None)
 
     def _take_over(self, digest: str, mine: StorePath) -> None:
-        """Replace the canonical file, which is damaged or at its link limit, by our copy."""
+        """Replace the canonical file, which is damaged or at its link limit, by the own copy."""
         canonical = self._canonical(digest)
         links.make_directory(canonical.parent)  # it usually exists, but a power cut may have removed it
         links.replace_name(mine, canonical, self._temporary())
 
     def _temporary(self) -> StorePath:
-        """Return an unused name, outside ``blobs/`` so that it is never mistaken for a blob."""
+        """Return an unused name that is not in ``blobs/``, so that it is never mistaken for a blob."""
         return self._own / f"{_TEMPORARY}{next(self._serial)}"
 
     def keep_exactly(self, wanted: dict[str, int]) -> list[str]:
@@ -314,19 +322,19 @@ class Staging:
 
     def seal(self, manifest: bytes) -> None:
         """Write or replace the manifest, and make every name in the directory durable. Nothing may be added later."""
-        # No process reads the manifest before the directory is published. So the first one is written in place, without
-        # a temporary name.
+        # No process reads the manifest before the directory is published, so the first one is written without a
+        # temporary name.
         path = self._own / MANIFEST
         fresh = self._own / f"{_TEMPORARY}{MANIFEST}" if self._sealed else path
         self._sealed = True
-        # After all blobs, since a reader of the manifest relies on the blobs that it names (law N1).
+        # Write it after all blobs, since a reader of the manifest relies on the blobs that it names (law N1).
         files.create_file(fresh, manifest, mode=0o444)
         if self.reads_back:
             check_on_disk(fresh, memoryview(manifest))
         if fresh != path:
             links.rename(fresh, path)
         self.stamp = Stamp.of(self.inode, dirfd_stat.status(path))
-        # The inner directory first, so that the outer one only names a directory that is whole (law N1).
+        # Sync the inner directory first, so that the outer one only names a complete directory (law N1).
         files.sync_directory(self._blobs)
         files.sync_directory(self._own)
 

@@ -1,4 +1,4 @@
-"""Survey a store without reading data: leftovers in staging and trash, owners of files, and who may change them."""
+"""Survey a store without reading data: leftovers in staging and trash, and the owners and permissions of files."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from ckstore.objects.layout import BLOBS, MANIFEST, Layout
 class Survey:
     """The properties of the files of a store."""
 
-    link_most: int = 0  # most names that a blob has
-    writable_blobs: int = 0  # blobs with write permission for any user
-    foreign_count: int = 0  # files and directories of another owner than the root's
-    open_to_all: list[str] = field(default_factory=list)  # paths that any user may change
+    link_most: int = 0  # the largest link count of a blob
+    writable_blobs: int = 0  # the number of blobs with a write permission
+    foreign_count: int = 0  # the number of files and directories whose owner is not the owner of the root
+    open_to_all: list[str] = field(default_factory=list)  # the paths that every user may change
 
 
 def survey(layout: Layout) -> Survey:
@@ -35,14 +35,14 @@ def survey(layout: Layout) -> Survey:
     done = Survey()
     owner = dirfd_stat.status(layout.root).st_uid
     for path, status in _everything(layout):
-        if stat.S_ISLNK(status.st_mode):  # a tag; its permissions mean nothing
+        if stat.S_ISLNK(status.st_mode):  # it is a tag; permissions of symlinks have no effect
             continue
         done.foreign_count += status.st_uid != owner
         if status.st_mode & 0o002:
             done.open_to_all.append(path)
         if is_digest(os.path.basename(path)) and stat.S_ISREG(status.st_mode):
             done.link_most = max(done.link_most, status.st_nlink)
-            # Any write bit: a program of that user could write into every checkpoint that has the blob.
+            # With any write permission, a program could write into every checkpoint that has the blob.
             done.writable_blobs += bool(status.st_mode & 0o222)
     return done
 
@@ -54,10 +54,10 @@ def _everything(layout: Layout) -> Iterator[tuple[str, os.stat_result]]:
     for name in trash.names_in(layout.blobs):
         yield from _entries(layout.blobs / name)
     for path, place in layout.places():
-        if (status := dirfd_stat.find(place)) is None:  # it went since it was listed
+        if (status := dirfd_stat.find(place)) is None:  # it was removed after it was listed
             continue
         yield str(path), status
-        # One descriptor for both names: of 20,000 checkpoints this loop is what doctor takes longest for.
+        # Find both names through one descriptor: for 20,000 checkpoints, this loop is the slowest part of doctor.
         for name, status in dirfd_stat.found_in(place, (MANIFEST, BLOBS)).items():
             yield f"{path}/{name}", status
 
@@ -72,7 +72,7 @@ def leftovers(folder: StorePath, dead: frozenset[str] | None = None) -> list[Lef
     found = []
     for path, status in sorted(_entries(folder), key=lambda entry: entry[0]):
         name = os.path.basename(path)
-        # A file with another name is in a checkpoint, and freeing this name gives nothing.
+        # If a file has another link, it is in a checkpoint, and unlinking this name frees nothing.
         if stat.S_ISDIR(status.st_mode):
             nbytes = sum(inner.st_size for _, inner in dirfd_stat.walk(folder / name) if inner.st_nlink == 1)
         else:
@@ -80,8 +80,7 @@ def leftovers(folder: StorePath, dead: frozenset[str] | None = None) -> list[Lef
         found.append(
             Leftover(
                 name=name,
-                # ctime: a rename sets it, so it tells since when a thing is in trash. Clocks of hosts may differ,
-                # hence the max.
+                # The rename to trash sets ctime. The age may seem negative, since the clocks of hosts differ.
                 age_s=max(now_s - status.st_ctime, 0.0),
                 nbytes=nbytes,
                 owner=user_name(status.st_uid),
@@ -99,7 +98,7 @@ def marked(layout: Layout) -> list[str]:
 
 @cache
 def user_name(uid: int) -> str:
-    """Return the name of a user, or ``uid N`` without a name."""
+    """Return the name of a user, or ``uid N`` if the user has no name."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

@@ -1,6 +1,6 @@
-"""Trash, the only place in which files that other processes can see are unlinked (rules F, T and K of the design).
+"""The trash, the only place in which files that other processes can see are unlinked (rules F, T and K).
 
-Files to delete are renamed into ``trash/``, which `ckstore.objects.collector` empties.
+Files to be deleted are renamed into ``trash/``, which `ckstore.objects.collector` empties.
 """
 
 from __future__ import annotations
@@ -28,25 +28,27 @@ if TYPE_CHECKING:
 
 _UNDO = ".undo-"
 _UNDO_END = re.compile(r"\.undo-([0-9]{1,10})\Z")
-# A draft replaced a checkpoint by two renames where names could not be exchanged: the first left it under this name.
+# If names could not be exchanged, a draft version replaced a checkpoint by two renames. The first gave it such a name.
 _REPLACED = re.compile(r"(?P<run>[^@]+)@(?P<step>[0-9]+)\.[0-9a-f]{12}\.old\Z")
 RELINKING = "relink"
-"""The run in the name of the staging directory in which a relink puts replaced files."""
+"""The run in the name of the staging directory to which a relink moves replaced files."""
 
 
 def move_to_trash(
     layout: Layout, path: StorePath, lock: locks.DirectoryLock | None = None, *, undo_s: float = 0
 ) -> StorePath:
-    """Rename the directory `path` into ``trash/``, where it waits for `undo_s`. Return its new path."""
-    # It is durable after a sync of ``trash/`` and of the old parent, which `former_parents` finds by the name in trash.
-    # The name tells where it came from: what must be durable first, and which row of the catalog is wrong by now.
+    """Rename the directory `path` into ``trash/``, where it can be restored for `undo_s` seconds; return its new path.
+
+    The rename is durable after ``trash/`` and the old parent were synced. `former_parents` returns the old parent.
+    """
+    # The new name contains the former place, which determines the old parent and the outdated row of the catalog.
     name = path.name if path.parent == layout.staging else f"{path.parent.name}@{path.name}"
     target = free_name(layout.trash, name)
     if undo_s >= 1:
         target = target.parent / f"{target.name}{_UNDO}{int(undo_s)}"
     links.rename(path, target)
     if lock is not None and not lock.names(target):
-        links.rename(target, path)  # another process put a directory there meanwhile: it is not ours to take
+        links.rename(target, path)  # another process has put another directory there, which must not be moved
         raise FileNotFoundError(f"{path} was replaced")
     return target
 
@@ -62,32 +64,36 @@ def has_waiting(layout: Layout) -> bool:
 
 
 def left_s(path: StorePath) -> float:
-    """Return the remaining time in which an entry of trash can be restored, or 0 if it may be deleted or is missing."""
+    """Return for how many seconds an entry of trash can be restored, or 0 if it may be deleted or is missing."""
     window = _UNDO_END.search(path.name)
-    # Without a manifest it cannot come back: a gc was killed while it took this apart, and so renewed the time.
+    # An entry without a manifest cannot be restored: a gc was killed while deleting it, which also changed its time.
     found = dirfd_stat.find(path) if window and dirfd_stat.exists(path / MANIFEST) else None
-    # The rename into trash set ctime, which no user can set back.
+    # The window begins at ctime, which the rename into trash has set, and which no user can set back.
     return 0.0 if window is None or found is None else left_of(int(window[1]), found.st_ctime)
 
 
 def left_of(window_s: float, since: float) -> float:
-    """Return the remaining time of a window. A start in the future, because the clock was set back, counts as now."""
+    """Return the remaining time of a window in seconds.
+
+    A start in the future, because the clock was set back, counts as now.
+    """
     return max(0.0, window_s - max(0.0, time.time() - since))
 
 
 def renew_future(layout: Layout) -> None:
-    """Restart windows that begin far in the future, because their entries would otherwise wait until that time."""
+    """Restart undo windows that begin far in the future, because their entries would otherwise wait until that time."""
     now_s = time.time()
     for name in names_in(layout.trash):
         window = _UNDO_END.search(name)
         found = dirfd_stat.find(layout.trash / name) if window else None
-        # Less than a window ahead may be the clock of a server, which would set the same time again.
+        # A start that is less than a window ahead may come from the clock of a server, which would set the same time
+        # again.
         if window and found is not None and found.st_ctime - now_s > int(window[1]):
             files.renew_ctime(layout.trash / name)
 
 
 def due(layout: Layout, *, purge: bool = False) -> list[str]:
-    """Return the names in trash that do not wait. With `purge`, include those that wait and belong to this user."""
+    """Return the names in trash whose undo window is over. With `purge`, include all entries of this user."""
     return [name for name in names_in(layout.trash) if not _stays(layout.trash / name, purge=purge)]
 
 
@@ -96,7 +102,7 @@ def _stays(path: StorePath, *, purge: bool) -> bool:
 
 
 def may_purge(path: StorePath) -> bool:
-    """Whether this user may end the undo window of a checkpoint: its owner, and root for every checkpoint.
+    """Whether this user may end the undo window of a checkpoint, as its owner or as root.
 
     Purging another user's checkpoint would not free its blobs. It would only prevent an undo.
     """
@@ -105,20 +111,20 @@ def may_purge(path: StorePath) -> bool:
 
 
 def waiting_blobs(layout: Layout, *, purge: bool = False) -> set[str]:
-    """Return the digests in waiting entries of trash. They keep a name, so they need no individual check."""
+    """Return the digests of the blobs in waiting entries of trash. These blobs keep a link and cannot be freed."""
     return {
         digest for folder in waiting_folders(layout, purge=purge) for digest in names_in(folder) if is_digest(digest)
     }
 
 
 def waiting_folders(layout: Layout, *, purge: bool = False) -> list[StorePath]:
-    """Return the blob directories of waiting entries of trash. With `purge`, exclude those of this user."""
+    """Return the blob directories of waiting entries of trash. With `purge`, exclude the entries of this user."""
     names = names_in(layout.trash)
     return [layout.trash / name / BLOBS for name in names if _stays(layout.trash / name, purge=purge)]
 
 
 def in_use(path: StorePath) -> bool:
-    """Whether a process uses the directory of a checkpoint or an entry of trash. True for an inaccessible directory."""
+    """Whether a process uses the directory of a checkpoint or an entry of trash. An inaccessible one counts as used."""
     try:
         return locks.is_locked(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -129,8 +135,9 @@ def in_use(path: StorePath) -> bool:
 
 def former_parents(layout: Layout, names: Sequence[str]) -> list[StorePath]:
     """Return the directories from which the entries of ``trash/`` with these names may have been renamed."""
-    # Both stagings and checkpoints have names there that begin with their run and ``@``. Of another name any run may be
-    # the one. The parents of condemned blobs are left out: a name that comes back in ``blobs/`` is only listed again.
+    # The names of former stagings and checkpoints begin with their run and ``@``. For any other name, every run may be
+    # the former parent. The parents of marked blobs are not needed: if a power cut restores a name in ``blobs/``, it is
+    # listed again.
     runs: set[str] = set()
     for name in names:
         run, at, _ = name.partition("@")
@@ -141,7 +148,7 @@ def former_parents(layout: Layout, names: Sequence[str]) -> list[StorePath]:
     if not runs:
         return []
     there = [layout.checkpoints / run for run in sorted(runs)]
-    # The blobs of an evicted checkpoint were in its own directory, which stays.
+    # The blobs of an evicted checkpoint were in its directory, which still exists.
     there += [layout.checkpoint(place) for name in names if (place := former_place(name)) is not None]
     return [*(path for path in there if dirfd_stat.is_directory(path)), layout.staging]
 
@@ -153,14 +160,14 @@ def free_name(trash: StorePath, name: str) -> StorePath:
 
 def former_place(name: str) -> CheckpointKey | None:
     """Return the key of the checkpoint that was renamed to this name in ``trash/``, or None for another entry."""
-    # A staging directory has the same form of name, and so may be taken for a checkpoint of which nothing is known.
+    # A former staging directory has a similar name, so the key may be that of a checkpoint that never existed.
     run, at, rest = name.partition("@")
-    directory = _UNDO_END.sub("", rest).rpartition(".")[0]  # `free_name` put the last part there
+    directory = _UNDO_END.sub("", rest).rpartition(".")[0]  # remove the last part, which `free_name` has added
     return key_of(run, directory) if at and is_run(run) else None
 
 
 def draft_replaced(layout: Layout, name: str) -> CheckpointKey | None:
-    """Return the checkpoint that a draft moved to this name in ``staging/``, if its step has no directory."""
+    """Return the checkpoint that a draft version moved to this name in ``staging/``, if its step has no directory."""
     found = _REPLACED.match(name)
     key = key_of(found["run"], found["step"]) if found is not None and is_run(found["run"]) else None
     return None if key is None or layout.of_step(*key.run_step) else key
@@ -169,7 +176,7 @@ def draft_replaced(layout: Layout, name: str) -> CheckpointKey | None:
 def dead_stagings(layout: Layout) -> list[str]:
     """Return the names of the staging directories whose owner is dead, without changing them."""
     found = []
-    for path, lock in _locked_dead(layout, None, {}):  # what cannot be looked at the sweep names
+    for path, lock in _locked_dead(layout, None, {}):  # errors are ignored here; `sweep_staging` reports them
         lock.release()
         found.append(path.name)
     return found
@@ -181,12 +188,12 @@ def sweep_staging(
     grace: Grace | None = None,
     names: Sequence[str] | None = None,
 ) -> dict[str, str]:
-    """Move staging directories whose owner is dead to trash. Return their names there by those in ``staging/``.
+    """Move staging directories whose owner is dead to trash. Return their former names -> their names in trash.
 
     If one cannot be moved, its path and the error are added to `failed`, and the others are still moved.
     """
-    # With a grace, where the locks of other hosts are not seen: those that were left alone for so long. A save that
-    # lives fails by that, and nothing is published.
+    # On a shared filesystem, the locks of other hosts are not visible. There, directories that were not changed for the
+    # grace period are moved. If such a save is still running, it fails and publishes nothing.
     swept: dict[str, str] = {}
     for path, lock in _locked_dead(layout, names, failed):
         with lock:
@@ -196,7 +203,7 @@ def sweep_staging(
                 if path.name.startswith(f"{RELINKING}@") and not _blobs_are_durable(layout):
                     continue
                 swept[path.name] = move_to_trash(layout, path, lock).name
-            except (FileNotFoundError, PermissionError):  # gone, or its owner's alone (a sticky directory)
+            except (FileNotFoundError, PermissionError):  # it was removed, or only its owner may move it (sticky bit)
                 continue
             except OSError as error:
                 failed[path.inner] = error
@@ -204,8 +211,11 @@ def sweep_staging(
 
 
 def sweep_hidden(layout: Layout, names: Iterable[tuple[str, str]], grace: Grace | None = None) -> None:
-    """Move directories to trash that died under the hidden name of their step. `names` are runs, and names in them."""
-    # Only on a shared filesystem a save has it for a moment (`publish._hide`).
+    """Move directories with the hidden name of a step to trash if their save is dead.
+
+    `names` are pairs of a run and a name in its directory. On a shared filesystem, a running save has a hidden name for
+    a moment (`publish._hide`).
+    """
     for run, name in names:
         if not name.startswith(".") or step_of(name[1:]) is None:
             continue
@@ -220,8 +230,11 @@ def sweep_hidden(layout: Layout, names: Iterable[tuple[str, str]], grace: Grace 
 
 
 def _blobs_are_durable(layout: Layout) -> bool:
-    """Make the names of all blobs in checkpoints durable, before the files that a relink replaced are deleted."""
-    # Where the disk refuses that, only the space of the old files is lost, and all else goes on: `verify` finds the
+    """Make the names of all blobs in checkpoints durable; return False if that fails.
+
+    This must be done before the files that a relink has replaced are deleted.
+    """
+    # If the disk refuses an fsync, the old files are only kept, and everything else continues. `verify` detects such a
     # disk.
     try:
         for key, _ in layout.published():
@@ -239,7 +252,7 @@ def _locked_dead(
     names = names_in(layout.staging) if names is None else names
     if not names:
         return
-    # The only copy of a checkpoint is not dead: a conversion publishes it.
+    # Do not yield the only copy of a checkpoint of a draft format, which a conversion will publish.
     places = ((name, layout.staging / name) for name in names if draft_replaced(layout, name) is None)
     for name, held in with_open_parents(places):
         path = layout.staging / name
@@ -253,19 +266,22 @@ def _locked_dead(
 
 
 def sweep_locks(layout: Layout, grace: Grace | None) -> None:
-    """Unlink the leftovers of processes that died while creating a lock file, after the grace if there is one."""
-    # A further name of a lock goes at once: its time is that of the last mark, and so would never be over.
+    """Unlink the leftovers of processes that died while creating a lock file, after the grace period if it is given."""
+    # If a leftover has another link, it is unlinked at once: its time is that of the last mark of the lock in use, so
+    # its grace period might never be over.
     for path in leftovers(layout.locks):
-        with suppress(FileNotFoundError, PermissionError):  # gone, or its owner's alone (a sticky directory)
+        with suppress(FileNotFoundError, PermissionError):  # it was removed, or only its owner may unlink it
             if grace is None or dirfd_stat.status(path).st_nlink > 1 or grace.is_over(path):
                 links.unlink(path)
 
 
 def put_back(layout: Layout, digest: str, path: StorePath) -> bool:
-    """Restore the canonical name of a blob in trash. Return False if another copy has it. The blob then remains."""
-    # So does a blob of another user, to which the kernel may refuse a link.
+    """Restore the canonical name of a blob in trash. Return False if another copy has the name, or a link is refused.
+
+    In these cases, the blob remains in trash.
+    """
     canonical = layout.blob(digest)
-    links.make_directory(canonical.parent)  # usually there; a power cut may have taken it
+    links.make_directory(canonical.parent)  # it usually exists, but a power cut may have removed it
     try:
         if not links.try_link(path, canonical):
             return False
@@ -281,7 +297,7 @@ def put_back(layout: Layout, digest: str, path: StorePath) -> bool:
 
 
 def waits(layout: Layout, run: str, step: int | None = None) -> bool:
-    """Whether a dropped checkpoint of a run, or of this step of it, can be restored."""
+    """Whether a dropped checkpoint of a run, or of one step of the run, can be restored."""
     of_run = ((name, former_place(name)) for name in names_in(layout.trash) if can_return(name))
     return any(
         place is not None and place.run == run and step in (None, place.step) and left_s(layout.trash / name) > 0
@@ -290,7 +306,7 @@ def waits(layout: Layout, run: str, step: int | None = None) -> bool:
 
 
 def names_in(directory: StorePath) -> list[str]:
-    """Return the names in a directory, sorted. Empty if the directory is missing."""
+    """Return the sorted names in a directory, or nothing if the directory is missing."""
     try:
         return sorted(dirfd_stat.names(directory))
     except FileNotFoundError:

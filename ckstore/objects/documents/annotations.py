@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ckstore.model.checkpoint.annotations import Annotations
     from ckstore.objects.layout import Layout
 
-# docs/format/v1.md, "Limits".
+# The maximum size of the file (docs/format/v1.md, "Limits").
 ANNOTATIONS_MAX_BYTES = 16 * 2**20
 
 
@@ -32,13 +32,13 @@ def read_annotations(directory: StorePath) -> Annotations | None:
 
 
 def add_annotations(layout: Layout, lock: DirectoryLock, more: Annotations) -> Annotations:
-    """Add annotations to the locked checkpoint, durably and in one step, or not at all. Return all of them."""
+    """Add annotations to a locked checkpoint durably and in one step; return all its annotations."""
     from ckstore.model.checkpoint.annotations import parse_annotations
     from ckstore.model.seal import to_write
 
     where = str(lock.inside / ANNOTATIONS)
     with atomic_file.changing(layout) as changing:
-        # Read under the lock: of two who add at once the second sees what the first has written.
+        # Read the annotations under the lock, so that those of another process are not lost.
         present = read_annotations(lock.inside)
         together = more if present is None else present.with_more(more)
         data = to_write(together, parse_annotations, most_bytes=ANNOTATIONS_MAX_BYTES, where=where)

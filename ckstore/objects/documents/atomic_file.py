@@ -1,4 +1,4 @@
-"""Small files that may change (settings, pins, annotations). One process at a time replaces a whole file, durably."""
+"""Replace small files (settings, pins, annotations) as a whole and durably. Only one process at a time does this."""
 
 from __future__ import annotations
 
@@ -14,41 +14,44 @@ _TIMEOUT_S = 10.0
 
 
 def changing(layout: Layout) -> locks.DirectoryLock:
-    """Lock out all other processes that change such a file, from reading its old content to writing the new one."""
-    # It is the flock of those who write the catalog, on the store's directory: the holder must not use the catalog.
+    """Lock out all other processes that change such files, until the new content is written."""
+    # Writers of the catalog take the same lock on the directory of the store, so the holder must not use the catalog.
     return store_locks.lock_small_files(layout, timeout_s=_TIMEOUT_S)
 
 
 def replace_file(layout: Layout, lock: locks.DirectoryLock, dir_fd: int, name: str, data: bytes) -> None:
-    """Durably set the content of `name` in an open directory. A reader sees the old or the new content."""
-    # With `InUse` the lock was lost, and nothing was changed; after an `OSError` it has its old content or, if only the
-    # directory could not be made durable, perhaps the new one.
-    # The caller holds `lock`, that of `changing`, so what is at the temporary name is of a process that died. That name
-    # is one for all files of a directory: the next to write there removes it, whatever it writes (each pin has a new
-    # name). Where other hosts may be at work it is one of this start of this machine: they do not see the lock, and
-    # must not take the file for a dead one's.
-    from ckstore.fs.host import machine  # listing needs this module only to read
+    """Durably set the content of `name` in an open directory. A reader sees the old or the new content.
 
-    # Other hosts do not see the lock, so the name has the id of this start of this machine.
+    The caller must hold `lock`, which `changing` returns.
+
+    Raises:
+        InUse: The lock was lost, and nothing was changed.
+        OSError: The file has its old content or, if the directory could not be made durable, perhaps the new content.
+    """
+    from ckstore.fs.host import machine  # not needed for reading
+
+    # All files of a directory share one temporary name. Under the lock, an existing file of this name is a leftover of
+    # a dead process, and is removed. Other hosts may not see the lock, so there the name contains the boot id of this
+    # machine.
     fresh = ".new" if layout.view.sees_locks else f".new-{machine.boot_id()[:8]}"
     replace_by(fresh, dir_fd, name, data, check=lock.check)
 
 
 def replace_by(fresh: str, dir_fd: int, name: str, data: bytes, *, check: Callable[[], None] = lambda: None) -> None:
-    """Replace a file like `replace_file`, with the unique temporary name `fresh`. Call `check` before the rename."""
-    # Under the lock no living process has that name: a file there is of one that died.
+    """Replace a file like `replace_file`, with the temporary name `fresh`. `check` is called before the rename."""
+    # No running process uses the temporary name, so an existing file is a leftover of a dead one.
     with contextlib.suppress(FileNotFoundError):
         links.unlink(fresh, dir_fd=dir_fd)
     try:
-        # fsync before the rename (law D1): else a power cut could leave the name with an empty file, and the old
-        # content lost.
+        # `create_file` fsyncs before the rename (law D1). Otherwise a power cut could leave an empty file in place of
+        # the old content.
         files.create_file(fresh, data, mode=files.mode_in(dir_fd), dir_fd=dir_fd)
-        # As late as possible: after a server restart another host may have the lock (docs/adr/0016).
+        # Check the lock as late as possible, since another host may have it after a server restart (docs/adr/0016).
         check()
         links.rename(fresh, name, dir_fd=dir_fd)
     except (CkstoreError, OSError):
-        with contextlib.suppress(OSError):  # the first error says what is wrong; the next writer removes it
+        with contextlib.suppress(OSError):  # this must not hide the first error; the next writer removes the file
             links.unlink(fresh, dir_fd=dir_fd)
         raise
-    # Only now is the change durable and may be acknowledged (law N2).
+    # The change is durable, and may be acknowledged, only after this sync (law N2).
     files.sync_open_directory(dir_fd)

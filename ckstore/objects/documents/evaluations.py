@@ -1,8 +1,8 @@
 """Records of evaluations, files in ``locks/``. Source: docs/format/v1.md, "Evaluations".
 
-The records of one checkpoint and one metric are numbered. The process that creates the next number evaluates the
-checkpoint, and its lock on the file ends with the process. A process that ends an evaluation without the metric renames
-the record. The free lock of a record shows that its process was killed.
+The records of one checkpoint and one metric are numbered. The process that creates the record with the next number
+evaluates the checkpoint. Its lock on the file ends with the process. A process that ends an evaluation without the
+metric renames the record. If the lock of a record that was not renamed is free, its process was killed.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ class Running:
     """An evaluation that has not ended, as far as this host sees it."""
 
     name: RecordName
-    says: Evaluation | None  # None: the record cannot be read
+    says: Evaluation | None  # the content of the record; None if it cannot be read
     since: float  # when it began, in seconds since 1970
-    # Whether its lock is held. If not, it is one of another host, whose locks may not reach this one.
+    # Whether its lock is held. If not, the evaluator is on another host, whose locks may not be visible here.
     is_locked: bool
 
 
 def records(layout: Layout) -> list[RecordName]:
     """Return the names of all records, sorted."""
     if not layout.view.sees_changes:
-        # The cache of this host may have the names from before another host's record.
+        # Refresh the cache of this host, which may lack a record that another host has created.
         statx.refresh(layout.locks)
     try:
         with dirfd_stat.entries(layout.locks) as entries:
             names = [entry.name for entry in entries if entry.is_file(follow_symlinks=False)]
-    except FileNotFoundError:  # most stores on a local disk have none
+    except FileNotFoundError:  # most stores on a local disk do not have this directory
         return []
     return sorted(name for text in names if (name := parse_record_name(text)) is not None)
 
@@ -64,25 +64,25 @@ def running(layout: Layout, name: RecordName) -> Running | None:
         return None
     try:
         is_locked = lock_files.is_locked(path)
-    except (FileNotFoundError, DamagedBlob):  # it ended at this moment, or another user put something else there
+    except (FileNotFoundError, DamagedBlob):  # it has just ended, or another user has replaced the file
         return None
-    except PermissionError:  # another user's, in a store whose directories were closed since
+    except PermissionError:  # it belongs to another user, and this user may no longer access the directory
         return Running(name, None, found.st_ctime, is_locked=True)
     says: Evaluation | None = None
-    with suppress(CkstoreError, OSError):  # it is for people, and its lock says that there is one
+    with suppress(CkstoreError, OSError):  # the content is mostly for people; the lock shows that it is running
         says = read(files.read_file(path, most_bytes=EVALUATION_MAX_BYTES), parse_evaluation, str(path))
     if not is_locked and _would_see_lock(layout, says):
         return None
-    # The link to the record's name set ctime, which no user can set back.
+    # Creating the record has set ctime, which no user can set back.
     return Running(name, says, found.st_ctime, is_locked)
 
 
 def _would_see_lock(layout: Layout, says: Evaluation | None) -> bool:
     """Whether this process would see the lock of the process that created a record."""
-    # Processes of one start of one machine see each other's locks, in containers too.
+    # Processes of one machine since its start see each other's locks, even in containers.
     if layout.view.sees_locks or (says is not None and says.boot == _boot()):
         return True
-    # Both mounts have to pass locks on to the server.
+    # Otherwise the mounts on both hosts must pass locks on to the server.
     return says is not None and says.locks_reach_hosts and _locks_reach_hosts(layout)
 
 
@@ -94,15 +94,15 @@ def _locks_reach_hosts(layout: Layout) -> bool:
 
 
 def _boot() -> str:
-    from ckstore.fs.host import machine  # seldom needed: only where there is a record
+    from ckstore.fs.host import machine  # rarely needed, since most stores have no record
 
     return machine.boot_id()
 
 
 def begin(layout: Layout, id: str, metric: str, number: int) -> locks.DirectoryLock | None:
-    """Create the record of a new evaluation. None if another process was faster.
+    """Create the record of a new evaluation and return its lock, or None if another process was faster.
 
-    The returned lock is that of the record. It is released at the end of the evaluation, or with this process.
+    The lock is released at the end of the evaluation, or when this process ends.
     """
     name = RecordName(id, metric_key(metric), number)
     reach = not layout.view.sees_locks and _locks_reach_hosts(layout)
@@ -113,7 +113,8 @@ def begin(layout: Layout, id: str, metric: str, number: int) -> locks.DirectoryL
         lock = store_locks.make_locked(layout, name.text, data)
     except FileExistsError:
         return None
-    # A process that listed the records long ago may have made a number that is over, and removed, by now.
+    # If this process listed the records long ago, the evaluation with this number may have ended meanwhile, and its
+    # record may have been removed.
     if any(other.number >= number and other != name for other in of_metric(records(layout), id, metric)):
         give_back(layout, name, lock)
         return None
@@ -127,22 +128,22 @@ def of_metric(names: Iterable[RecordName], id: str, metric: str) -> list[RecordN
 
 
 def give_back(layout: Layout, name: RecordName, lock: locks.DirectoryLock) -> None:
-    """End an evaluation that was not started. Its record is removed, and its number is free again."""
+    """End an evaluation that was not started, by removing its record. Its number is then free again."""
     with lock:
         if _is_owner(lock):
             remove(layout, [name])
 
 
 def end(layout: Layout, name: RecordName, lock: locks.DirectoryLock) -> None:
-    """End an evaluation. If its record still exists, mark it for other hosts as ended without the metric."""
+    """End an evaluation. If its record still exists, rename it to show other hosts that it ended without the metric."""
     with lock:
         if _is_owner(lock):
-            with suppress(FileNotFoundError):  # it was removed, since the checkpoint has the metric
+            with suppress(FileNotFoundError):  # the record was removed, since the checkpoint has the metric
                 links.rename(layout.locks / name.text, layout.locks / name._replace(is_over=True).text)
 
 
 def _is_owner(lock: locks.DirectoryLock) -> bool:
-    """Whether this process took the lock. A forked child has a closed copy and must not remove its parent's record."""
+    """Whether this process took the lock. In a forked child, it is closed, and the record of the parent must remain."""
     return lock.fd >= 0
 
 
@@ -161,6 +162,7 @@ def sweep(layout: Layout, is_there: Callable[[str], bool]) -> None:
 def remove(layout: Layout, names: Iterable[RecordName]) -> None:
     """Remove records."""
     for name in names:
-        # In a directory with the sticky bit another user's stays until that user, or the owner of the store, runs gc.
+        # In a directory with the sticky bit, records of other users are kept until these users, or the owner of the
+        # store, run gc.
         with suppress(FileNotFoundError, PermissionError):
             links.unlink(layout.locks / name.text)

@@ -1,8 +1,8 @@
-"""The mark of a damaged checkpoint, ``damaged.json`` in its directory, which remains if the catalog is lost.
+"""The mark of a damaged checkpoint: ``damaged.json`` in its directory. Source: docs/format/v1.md, "damaged.json".
 
-A process that writes or removes it holds the shared lock on the directory, and uses the descriptor of the lock. The
-directory may be renamed meanwhile, and the mark must move with it. The mark protects no bytes, so it is unlinked in
-place. Source: docs/format/v1.md, "damaged.json".
+Marks are not lost with the catalog. A process that writes or removes a mark holds the shared lock on the directory, and
+uses the descriptor of the lock, since the directory may be renamed meanwhile, and the mark must move with it. A mark
+protects no data, so it is unlinked directly and not moved to trash.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from ckstore.model.checkpoint.mark import MARK_MAX_BYTES, Mark, parse_mark
 from ckstore.model.digest import is_digest
 from ckstore.objects.layout import MARK, Layout
 
-# docs/format/v1.md gives this beginning, so other writers know and remove it.
+# The beginning of temporary names. It is defined in docs/format/v1.md, so other writers can recognize and remove them.
 _TEMPORARY = ".damaged-"
 
 Identity = tuple[int, int]
-"""Distinguishes one mark from the next: inode number and modification time in ns."""
+"""The inode number and modification time in ns of a mark, which distinguish it from later marks."""
 
 _unsure: set[tuple[int, int]] = set()
-"""Checkpoints, by device and inode, with a right copy from this process whose name it could not make durable.
+"""Checkpoints, by device and inode, that this process has repaired but could not make durable.
 
-They are whole until a power cut. Repeating the same fsync proves nothing, so this process leaves their marks to the
-next process that reads them.
+A power cut may undo their repair. Repeating a failed fsync proves nothing, so this process does not remove their marks.
+Another process that reads them completely does.
 """
 
 
 @contextmanager
 def kept_unless_durable(lock: DirectoryLock) -> Iterator[None]:
-    """Repair a locked checkpoint in the block. After an error, this process no longer removes its mark."""
+    """Remember a failure of the block, which repairs a locked checkpoint. Then this process never removes its mark."""
     try:
         yield
     except OSError:
@@ -60,9 +60,9 @@ def is_marked(path: StorePath) -> bool:
 
 
 def marked(layout: Layout) -> Iterator[StorePath]:
-    """Yield the directory of every published checkpoint that is marked, or may be because it is not accessible."""
-    # Each save asks this of all of them, so the names are looked up below the open directory of the run, and the few
-    # that have a mark are looked at closer.
+    """Yield the directory of every published checkpoint that is marked, or that this user may not access."""
+    # Each save checks all checkpoints, so the check must be fast: it uses the open directory of the run, and the other
+    # checks are made only for the few checkpoints with a mark.
     for run in layout.runs():
         folder = layout.checkpoints / run
         try:
@@ -77,7 +77,7 @@ def marked(layout: Layout) -> Iterator[StorePath]:
 
 def _may_be_marked(run_directory: OpenDir, step: str) -> bool:
     try:
-        # By the name alone: each save asks this of every checkpoint, so no mark is opened.
+        # Check only whether the file exists, without opening it.
         return bool(run_directory.having(step, (MARK,)))
     except OSError:
         return True
@@ -95,13 +95,13 @@ def blobs_of(path: StorePath) -> list[str]:
 
 
 def read_mark(dir_fd: int) -> Mark | None:
-    """Return the mark in an open directory, or None if there is no file with its name. Any content is a mark."""
+    """Return the mark in an open directory, or None if the file does not exist. A file with any content is a mark."""
     try:
         data = files.read_file(MARK, most_bytes=MARK_MAX_BYTES, dir_fd=dir_fd)
     except FileNotFoundError:
         return None
-    # A mark counts by its presence: damage that hit the mark itself must not clear the checkpoint.
-    except DamagedBlob:  # it cannot be read, but it is there
+    # An unreadable mark also counts: damage to the mark itself must not make the checkpoint seem intact.
+    except DamagedBlob:
         return Mark("", ())
     except OSError as error:
         if error.errno in files.NOT_OF_THE_FILE:
@@ -111,11 +111,11 @@ def read_mark(dir_fd: int) -> Mark | None:
 
 
 def write_mark(lock: DirectoryLock, mark: Mark) -> None:
-    """Mark the locked checkpoint, durably and in one step. Damage that was already recorded is kept."""
+    """Mark a locked checkpoint as damaged, durably and in one step. Damage that was already recorded is kept."""
     old = read_mark(lock.fd)
     if old is not None:
         joined = old.joined(mark)
-        # Nothing new: a reader that meets the same damage again and again must not write each time.
+        # Write nothing if the damage is already recorded, since a reader may find the same damage again and again.
         if joined.entries == old.entries or set(mark.entries) <= set(old.entries):
             return
         mark = joined
@@ -123,12 +123,12 @@ def write_mark(lock: DirectoryLock, mark: Mark) -> None:
 
 
 def forget_blob(lock: DirectoryLock, digest: str) -> None:
-    """Remove a healed blob from the mark. The mark is deleted with its last entry. An error leaves it unchanged."""
+    """Remove a healed blob from the mark. The mark is deleted with its last entry. After an error, it is unchanged."""
     old = read_mark(lock.fd)
     if old is None:
         return
     left = old.without(digest)
-    # An unreadable mark may name other blobs too; only a read of the whole checkpoint removes it.
+    # An unreadable mark may have named other blobs, so only a check of the whole checkpoint removes it.
     if not old.entries or left.entries == old.entries:
         return
     if left.entries:
@@ -138,12 +138,12 @@ def forget_blob(lock: DirectoryLock, digest: str) -> None:
 
 
 def remove_mark(lock: DirectoryLock, known: Identity | None) -> bool:
-    """Remove the mark of a whole checkpoint. Return False if there is no mark, or another one than `known`."""
-    # A mark that came while the checkpoint was being read is of damage that this reading may have missed.
+    """Remove the mark of an intact checkpoint. Return False if there is no mark, or it is not the mark `known`."""
+    # A mark that was written while the checkpoint was being read may be about damage that this reading did not find.
     if known is None or identity(lock.fd) != known:
         return False
     status = os.fstat(lock.fd)
-    # Law H1: the mark goes only when the names of what was put right are durable.
+    # Law H1: remove the mark only if the names of repaired files are durable.
     if (status.st_dev, status.st_ino) in _unsure:
         return False
     _unlink(lock, MARK)
@@ -154,19 +154,19 @@ def _replace(lock: DirectoryLock, mark: Mark) -> None:
     temporary = f"{_TEMPORARY}{uuid.uuid4().hex[:12]}"
     try:
         files.create_file(temporary, mark.render(), mode=0o444, dir_fd=lock.fd)
-        # Renamed over: at no moment is a damaged checkpoint without its mark.
+        # Rename it over the old mark, so that a damaged checkpoint always has a mark.
         links.rename(temporary, MARK, dir_fd=lock.fd)
     except OSError:
-        with suppress(OSError):  # the first error says what is wrong; the next marker removes it
+        with suppress(OSError):  # this must not hide the first error; `_unlink` removes the file later
             links.unlink(temporary, dir_fd=lock.fd)
         raise
     files.sync_open_directory(lock.fd)
 
 
 def _unlink(lock: DirectoryLock, name: str) -> None:
-    for left in os.listdir(lock.fd):  # of processes that were killed while they marked
+    # Remove leftovers of killed processes first: without a mark, no process would search for them again.
+    for left in os.listdir(lock.fd):
         if left.startswith(_TEMPORARY):
-            # Leftovers first: with the mark gone no process would look here again.
             links.unlink(left, dir_fd=lock.fd)
     links.unlink(name, dir_fd=lock.fd)
     files.sync_open_directory(lock.fd)

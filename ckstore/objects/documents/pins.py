@@ -27,7 +27,7 @@ def _read(layout: Layout, name: str) -> Pin | None:
     try:
         data = files.read_file(path, most_bytes=PIN_MAX_BYTES)
         pin = read(data, partial(parse_pin, name), str(path))
-    except FileNotFoundError:  # unpinned meanwhile
+    except FileNotFoundError:  # another process has removed the pin
         return None
     except CkstoreError as error:
         if not error.hint or isinstance(error, DamagedBlob):
@@ -46,9 +46,9 @@ def write_pin(layout: Layout, pin: Pin, *, instead_of: Pin | None = None) -> Non
     name = file_name(pin.name)
     where = str(layout.pins / name)
     data = to_write(pin, partial(parse_pin, pin.name), most_bytes=PIN_MAX_BYTES, where=where)
-    # A store that was copied without empty directories lacks it.
+    # A copied store may lack empty directories.
     links.make_directory(layout.pins)
-    # One lock for all small files of the store, since they share one temporary name in a directory.
+    # All small files of the store are written under one lock, since those in a directory share a temporary name.
     with atomic_file.changing(layout) as lock, files.opened_directory(layout.pins) as fd:
         if instead_of is not None and _read(layout, instead_of.name) != instead_of:
             return
@@ -60,11 +60,11 @@ def remove_pin(layout: Layout, name: str) -> bool:
     if pin_name(file_name(name)) is None:
         return False
     try:
-        # Locked, so that no process that is moving the pin to another checkpoint writes it again.
+        # Take the lock, so that no process that is moving the pin to another checkpoint writes it again.
         with atomic_file.changing(layout):
             links.unlink(layout.pins / file_name(name))
     except FileNotFoundError:
         return False
-    # Else a pin that the user removed could be back after a power cut, and keep a checkpoint.
+    # Sync the directory, so that a power cut cannot restore a removed pin, which would keep its checkpoint.
     files.sync_directory(layout.pins)
     return True

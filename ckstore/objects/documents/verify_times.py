@@ -1,7 +1,7 @@
-"""The file ``verified.json``: when each blob was last read, so that repeated budgets cover all blobs.
+"""The file ``verified.json`` with the times at which blobs were last read. Source: docs/format/v1.md.
 
-It is in the store and not in the catalog, because otherwise the loss of the catalog would make every blob count as
-unread. Source: docs/format/v1.md.
+A verification with a budget reads the blobs with the oldest times first, so repeated ones cover all blobs. The times
+are in the store and not in the catalog, so that they are not lost with the catalog.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CHECKED_MAX_BYTES = 2**30
 _FORMAT = "ckstore-verified"
 
 Copy = tuple[str, int]
-"""Digest and inode number. A blob that was written again is another copy, which has not been read yet."""
+"""The digest and the inode number. If a blob is written again, it is another copy, which has not been read yet."""
 
 
 @dataclass(slots=True)
@@ -34,7 +34,7 @@ class CheckedTimes:
     def when(self, copy: Copy, now_s: float) -> int:
         """Return when a copy was read, or 0 for never. A time in the future is wrong and counts as 0."""
         then_s = self.times.get(copy, 0)
-        # Else a wrong clock would keep the blob from being read until that time.
+        # With a time in the future, from a wrong clock, the blob would not be read until that time.
         return then_s if 0 < then_s <= now_s else 0
 
     def render(self) -> bytes:
@@ -44,7 +44,7 @@ class CheckedTimes:
 
 
 def parse_checked(data: bytes, where: str) -> CheckedTimes:
-    """Return the content of ``verified.json``. It only orders reads, so an entry that is not understood is ignored."""
+    """Return the content of ``verified.json``. Invalid entries are ignored: the times only set the order of reads."""
     try:
         members = parse_object(data, where=where)
     except BadInput:
@@ -61,7 +61,7 @@ def _entry(item: object) -> tuple[Copy, int] | None:
     digest, inode, then_s = item
     if not is_digest(digest) or not isinstance(then_s, int) or isinstance(then_s, bool):
         return None
-    # As text: inode numbers have 64 bits, and JSON readers keep 53.
+    # Inode numbers are texts, since they have 64 bits, and many JSON readers keep only 53.
     if not isinstance(inode, str) or not (inode.isascii() and inode.isdigit() and len(inode) <= 20):
         return None
     return (digest, int(inode)), then_s
@@ -81,15 +81,15 @@ def read_checked(layout: Layout) -> CheckedTimes:
 
 def remember_checked(layout: Layout, read: Mapping[Copy, int], keep: Callable[[Copy], bool]) -> bool:
     """Add the times of reads, and remove those that `keep` rejects. Return False if the file cannot be written."""
-    # It is a hint about what to read first: that it cannot be written must not fail a verification.
+    # The times only affect the order of reads, so failing to write them must not fail a verification.
     try:
         with atomic_file.changing(layout) as lock, files.opened_directory(layout.root) as fd:
-            # Read under the lock: the notes of another verification are kept.
+            # Read the times under the lock, so that those of another verification are kept.
             known = read_checked(layout).times
             kept = {copy: then_s for copy, then_s in known.items() if keep(copy)}
             kept.update(read)
             data = CheckedTimes(kept).render()
-            # A file that no reader takes would be worse than the old one.
+            # Keep the old file if the new one would be too large for readers.
             if len(data) > CHECKED_MAX_BYTES:
                 return False
             atomic_file.replace_file(layout, lock, fd, CHECKED, data)

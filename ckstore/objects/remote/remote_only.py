@@ -1,7 +1,7 @@
-"""The file ``elsewhere.json`` of a checkpoint: its blobs were evicted and are at remotes. Source: docs/format/v1.md.
+"""The file ``elsewhere.json`` of a checkpoint whose blobs were evicted. Source: docs/format/v1.md.
 
-While it is readable, a blob that the directory lacks is remote-only, not missing. It is written before any blob is
-freed, and removed after the last one was restored.
+It lists the remotes that have the blobs. While it exists and is readable, a blob that the directory lacks is
+remote-only and not missing. The file is written before any blob is freed, and removed after all blobs were restored.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MAX_BYTES = 2**20
 
 
 def read_remote_only(dir_fd: int) -> RemoteOnly | None:
-    """Return the remotes of the blobs that an open checkpoint directory lacks, or None without this file."""
+    """Return the remotes of the blobs that an open checkpoint directory lacks, or None if the file does not exist."""
     try:
         data = files.read_file(ELSEWHERE, most_bytes=_MAX_BYTES, dir_fd=dir_fd)
     except FileNotFoundError:
@@ -33,7 +33,7 @@ def read_remote_only(dir_fd: int) -> RemoteOnly | None:
 
 
 def holders_at(directory: StorePath) -> tuple[RemoteHolder, ...]:
-    """Return the remotes with the blobs that a directory of a checkpoint lacks, empty if it lacks none."""
+    """Return the remotes with the blobs that the directory of a checkpoint lacks, or nothing without a valid file."""
     try:
         data = files.read_file(directory / ELSEWHERE, most_bytes=_MAX_BYTES)
         return read(data, parse_remote_only, ELSEWHERE).remotes
@@ -49,7 +49,7 @@ def with_remotes(layout: Layout, info: CheckpointInfo) -> CheckpointInfo:
 
 
 def may_lack(dir_fd: int) -> bool:
-    """Whether the blobs that an open checkpoint directory lacks are at remotes. False if the file is unreadable."""
+    """Whether the blobs that an open checkpoint directory lacks are on remotes. False if the file is unreadable."""
     try:
         return read_remote_only(dir_fd) is not None
     except CkstoreError:
@@ -62,29 +62,30 @@ def remote_only_bytes(document: RemoteOnly, where: str) -> bytes:
 
 
 def stage_remote_only(document: RemoteOnly, lock: DirectoryLock) -> None:
-    """Write the remotes of its blobs to a locked staging, whose publication makes them durable."""
+    """Write the file into a locked staging directory, whose publication makes it durable."""
     data = remote_only_bytes(document, str(lock.inside / ELSEWHERE))
     files.create_file(lock.inside / ELSEWHERE, data, mode=files.mode_in(lock.fd))
 
 
 def write_remote_only(layout: Layout, lock: DirectoryLock, document: RemoteOnly) -> None:
-    """Write the remotes of its blobs to a locked checkpoint, durably. The checkpoint still has the blobs."""
+    """Write the file into a locked checkpoint durably. The checkpoint must still have its blobs."""
     data = remote_only_bytes(document, str(lock.inside / ELSEWHERE))
     with atomic_file.changing(layout) as changing:
         atomic_file.replace_file(layout, changing, lock.fd, ELSEWHERE, data)
 
 
 def remove_remote_only(lock: DirectoryLock) -> None:
-    """Remove the remotes of a locked checkpoint that has all its blobs durably again."""
+    """Remove the file from a locked checkpoint, which must have all its blobs durably again."""
     with suppress(FileNotFoundError):
         links.unlink(ELSEWHERE, dir_fd=lock.fd)
     files.sync_open_directory(lock.fd)
 
 
 def touch(lock: DirectoryLock) -> None:
-    """Make every catalog read a locked checkpoint again, because its blobs have changed and its manifest has not."""
+    """Make every catalog read a locked checkpoint again after its blobs, but not its manifest, have changed."""
     status = os.stat(MANIFEST, dir_fd=lock.fd, follow_symlinks=False)
-    # The same times: only ctime changes, by which a row of a catalog is known to be older. If the manifest is another
-    # member's, the kernel refuses. The rows of the others then stay older, which frees nothing: gc counts links.
+    # Set the same times again, which changes only ctime and shows that rows in catalogs are outdated. If the manifest
+    # belongs to another member of the group, the kernel refuses this. Rows then remain outdated, which is safe, because
+    # gc counts links.
     with suppress(PermissionError):
         os.utime(MANIFEST, ns=(status.st_atime_ns, status.st_mtime_ns), dir_fd=lock.fd, follow_symlinks=False)

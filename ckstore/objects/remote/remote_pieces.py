@@ -1,4 +1,4 @@
-"""Read pieces of blobs at a remote. One request reads neighbours that are needed together."""
+"""Read pieces of blobs from a remote. One request reads neighboring pieces that are needed together."""
 
 from __future__ import annotations
 
@@ -11,26 +11,29 @@ from ckstore.model.manifest.stored import BlobRecord, OldPiece
 from ckstore.model.words import mending_there
 
 Fetch = Callable[[BlobRecord, int, memoryview, OldPiece | None, bool], int | None]
-"""Reads a range of a blob at a remote, past the cache if the last argument is True, or makes it from an older piece.
+"""A function that fills memory with a range of a blob, from a remote or from an older piece.
 
-Returns how many bytes were downloaded, or None.
+If the last argument is True, the cache is bypassed. The function returns how many bytes were downloaded, or None if it
+cannot fill the memory.
 """
 
-# A request takes as long as some hundred KiB at the rate of a link; larger runs take memory and gain nothing.
+# The maximum size of one request. The latency of a request corresponds to the transfer of some hundred KiB, so larger
+# requests would take memory and save no time.
 _RUN_BYTES = 8 * 2**20
-# Between two pieces of a pack lies padding of less than this; more is fetched only where it is next to nothing.
+# The padding between two pieces of a pack is smaller than this, and is downloaded. A larger gap is downloaded only if
+# it is a small share of the wanted bytes.
 _GAP_BYTES = 64
 _GAP_SHARE = 64
 _FETCHES = 3
-"""A bit that flips during the transfer is corrected by another read. Bytes that are wrong each time are wrong at the
-remote."""
+"""The number of downloads of a wrong piece. Another download corrects a bit that flipped during the transfer. If the
+bytes are wrong each time, they are wrong on the remote."""
 
 
 class RemotePieces:
     """Reads pieces of remote-only blobs, in one thread."""
 
     def __init__(self, manifest: Manifest, fetch: Fetch | None) -> None:
-        self.received_bytes = 0  # so many came from remotes
+        self.received_bytes = 0  # how many bytes were downloaded
         self._manifest = manifest
         self._fetch = fetch
         self._expected: list[tuple[int, int]] = []
@@ -46,19 +49,20 @@ class RemotePieces:
     def read_right(
         self, extent: Extent, old: OldPiece | None, out: memoryview, what: str, before_each: Callable[[], None]
     ) -> None:
-        """Fill memory with a piece, from the old piece in it if the remote has a difference between them.
+        """Fill memory with a piece, and compare it with its digest.
 
-        It is always compared with its digest, because nothing else checks the transfer.
+        If the memory holds an old piece and the remote has the difference, only the difference is downloaded. The
+        digest is always compared, because nothing else checks the transfer.
         """
         for attempt in range(_FETCHES):
             before_each()
-            # Once: what came of it, if it is not the piece, is no base of anything.
+            # Try the difference only once: if the result is wrong, the memory does not hold the old piece any more.
             if old is None or not self.advance(extent, old, out):
                 self.read(extent, out, again=attempt > 0)
             old = None
             if algorithm_of(extent.piece).digest(out) == extent.piece:
                 return
-        # Not damage of this checkpoint: its directory gets no mark.
+        # This is damage on the remote and not of this checkpoint, whose directory gets no mark.
         msg = f"{what} of {self._manifest.name} was fetched {_FETCHES} times with bytes of another digest"
         raise RemoteError(
             f"{msg}: blob {self._manifest.blobs[extent.blob].digest} is damaged on the remote",
@@ -67,11 +71,11 @@ class RemotePieces:
         )
 
     def forget(self) -> None:
-        """Download the next piece again."""
+        """Drop the downloaded bytes, so that the next piece is downloaded again."""
         self._window = 0, memoryview(b"")
 
     def read(self, extent: Extent, out: memoryview, *, again: bool = False) -> None:
-        """Fill memory with a piece, unchecked. With `again`, the bytes received before were wrong."""
+        """Fill memory with a piece without checking it. With `again`, the bytes of the last download were wrong."""
         start, stop = extent.offset, extent.offset + extent.length
         if extent.blob != self._blob:
             self._blob, self._expected = extent.blob, []
@@ -100,11 +104,11 @@ class RemotePieces:
         return came is not None
 
     def _run_stop(self, start: int, stop: int) -> int:
-        """Return the end of one request, which includes announced neighbours."""
+        """Return the end of one request, which includes announced neighboring pieces."""
         for low, high in self._expected:
             if low < stop:
                 continue
-            # More than padding between them is fetched only up to a small share of what is wanted.
+            # A gap that is larger than padding is downloaded only if it is a small share of the wanted bytes.
             if low - stop >= max(_GAP_BYTES, (stop - start) // _GAP_SHARE) or high - start > _RUN_BYTES:
                 break
             stop = high

@@ -1,1 +1,1 @@
-"""Rules of a store on a cluster filesystem: free after a grace."""
+"""Rules of a store on a filesystem that other hosts use: data is freed after a grace period."""
