@@ -68,6 +68,7 @@ from ckstore.model.settings.settings import StoreSettings as StoreSettings
 from ckstore.model.training_identity import IfRunInUse as IfRunInUse
 from ckstore.objects.publish import IfExists as IfExists
 from ckstore.ops.read.checkout import LinkMode as LinkMode
+from ckstore.ops.read.export_cast import WeightDtype as WeightDtype
 from ckstore.ops.read.export_formats import ExportFormat as ExportFormat
 from ckstore.ops.read.load import Select as Select
 from ckstore.ops.read.open_checkpoint import LeafSlice as LeafSlice

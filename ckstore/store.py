@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from ckstore.ops.config import StoreConfig
     from ckstore.ops.context import Context, CopySource
     from ckstore.ops.read.checkout import LinkMode
+    from ckstore.ops.read.export_cast import WeightDtype
     from ckstore.ops.read.export_formats import ExportFormat
     from ckstore.ops.read.load import Select
     from ckstore.ops.read.open_checkpoint import OpenCheckpoint
@@ -1272,6 +1273,7 @@ class Store:
         ref: str = "latest",
         select: Select = None,
         add: Sequence[str | os.PathLike[str]] = (),
+        dtype: WeightDtype | None = None,
         difference: DifferenceForm = "overwrite",
         full_every: int = 50,
         full_above: float = 0.5,
@@ -1299,6 +1301,11 @@ class Store:
             add: Files to add to each version with all weights, such as ``config.json`` and the tokenizer, or a
                 directory with them. Weights in it are ignored. A checkpoint of committed files has its own such files.
                 If one of the files changes, all weights are published again with the new files.
+            dtype: The dtype of the published floating-point weights of 16 bits or more, ``float16``, ``bfloat16`` or
+                ``float32``. They are converted as ``tensor.to(dtype)`` does, and a change that this removes is not
+                published. If None, weights have their dtype in the checkpoint. With another dtype than that of the
+                newest version, all weights are published. Values that a dtype cannot represent are counted, and issued
+                as one `CkstoreWarning` for each version.
             difference: The form of differences. An engine can apply ``overwrite`` again after a crash, but not ``xor``.
             full_every: Publish all weights at least once in this number of versions.
             full_above: Publish all weights if the differences are a larger share of them.
@@ -1311,12 +1318,13 @@ class Store:
         Raises:
             AmbiguousRef: No run is given, and the store has several.
             BadInput: An argument is invalid, or the directory has versions of another program or run. The iteration
-                also raises this if the checkpoint is not the state dict of a model.
+                also raises this if the checkpoint is not the state dict of a model, or has a tensor that cannot be
+                converted to `dtype`.
             InUse: Another process publishes to the directory.
             NoSuchRef: `ref` names no checkpoint, although the run has some. The iteration raises this.
             DamagedBlob, InsufficientSpace: The iteration raises these. The next call of ``next`` tries again. If the
                 version already appeared, it returns that version.
-            MissingExtra: `zstandard` is not installed.
+            MissingExtra: `zstandard` is not installed, or `torch`, which `dtype` needs.
             NoSuchRemote: As in `follow`.
         """
         from ckstore.weights.publisher import PublishOptions, publish
@@ -1330,6 +1338,7 @@ class Store:
             ref=ref,
             select=select,
             add=add,
+            dtype=dtype,
             difference=difference,
             full_every=full_every,
             full_above=full_above,

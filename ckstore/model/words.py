@@ -41,6 +41,11 @@ def counted(count: int, what: str) -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
+def beyond_text(count: int) -> str:
+    """Return how many values a conversion to another dtype changed by more than rounding."""
+    return f"{counted(count, 'value')} out of its range"
+
+
 def headed(word: str, text: str) -> str:
     """Return a line after its heading word, if there is one, such as ``damaged  main@500 …``."""
     return f"{word}  {text}" if word else text

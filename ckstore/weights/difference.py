@@ -11,8 +11,9 @@ from collections import deque
 from collections.abc import Generator, Iterable
 from concurrent.futures import Future
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import xxhash
 
@@ -20,9 +21,13 @@ from ckstore.codecs.byte_difference import POSITIONS_MOST_BYTES, LargeDifference
 from ckstore.containers.safetensors_write import INDEX_NAME, TensorToWrite, lay_out
 from ckstore.errors import CkstoreError
 from ckstore.ops.call_threads import Workers
+from ckstore.ops.read.export_cast import CastTally
 from ckstore.ops.read.export_files import MARGIN_BYTES, Meter, Work, building
 from ckstore.weights.model_weights import ModelWeights, Weight, WeightCut
 from ckstore.weights.version_directory import VERSION_NAME, DifferenceForm, VersionRecord
+
+if TYPE_CHECKING:
+    from ckstore.tensors.dtype_cast import DtypeCast
 
 _SHARD_BYTES = 256 * 2**20  # compressed tensors in one file, which are in memory until it is written
 _AHEAD = 2  # tensors that wait for the writer, for each thread
@@ -33,6 +38,7 @@ class _ChangedWeight:
     name: str
     frame: bytes
     checksum: str
+    cast: DtypeCast | None  # with the values of the new weight that it has converted
 
 
 class UnreadableBase(Exception):
@@ -48,8 +54,11 @@ def write_difference(
     form: DifferenceForm,
     most_bytes: float,
     threads: int,
+    casts: CastTally,
 ) -> int:
     """Write the version `path` with what turns the weights `before` into `after`. Return the size of its files.
+
+    `casts` counts the weights in it that were converted.
 
     Raises:
         LargeDifference: The differences would have more than `most_bytes`. Nothing was written.
@@ -80,6 +89,7 @@ def write_difference(
         with closing(_changed(before, after, form, most_bytes, threads)) as found:
             for one in found:
                 shard.append(one)
+                casts.add(one.name, one.cast)
                 written_bytes += len(one.frame)
                 shard_bytes += len(one.frame)
                 if written_bytes > most_bytes:
@@ -99,7 +109,7 @@ def write_difference(
             "weight_map": files,
         }
         file_bytes += work.small(INDEX_NAME, [json.dumps(index, indent=2).encode()]).nbytes
-        file_bytes += work.small(VERSION_NAME, [record.rendered()]).nbytes
+        file_bytes += work.small(VERSION_NAME, [replace(record, out_of_range=casts.count).rendered()]).nbytes
         tree.publish()
     return file_bytes
 
@@ -126,7 +136,7 @@ def _changed(
 def _base_parts(weight: Weight, cuts: Iterable[WeightCut]) -> Generator[memoryview]:
     """Yield the bytes of the previous version. Damage of its checkpoint is recorded there, not at the newer one."""
     try:
-        yield from weight.parts(cuts)
+        yield from weight.parts(cuts, weight.cast())
     except (CkstoreError, OSError) as error:
         raise UnreadableBase(str(error)) from error
 
@@ -135,16 +145,16 @@ def _difference(before: Weight, after: Weight, form: DifferenceForm, most_bytes:
     """Return the difference of one tensor, or None if its bytes are equal."""
     checksum = xxhash.xxh3_128()
     frame = XorFrame(after.tensor.nbytes) if form == "xor" else OverwriteFrame(most_bytes)
-    cuts = after.cuts(before)
+    cuts, cast = after.cuts(before), after.cast()
     changed = (cut for cut in cuts if not cut.is_unchanged)
     # Closed here: an error would keep the generators, and with them the open blobs.
-    with closing(_base_parts(before, changed)) as old_parts, closing(after.parts(cuts)) as new_parts:
+    with closing(_base_parts(before, changed)) as old_parts, closing(after.parts(cuts, cast)) as new_parts:
         for cut, new in zip(cuts, new_parts, strict=True):
             # Also of unchanged bytes: engines check the whole tensor.
             checksum.update(new)
             if cut.is_unchanged:
                 frame.skip(len(new))
             else:
-                frame.add(cut.start, next(old_parts), new)
+                frame.add(cut.start * after.published_element_bytes, next(old_parts), new)
     data = frame.end()
-    return None if data is None else _ChangedWeight(after.tensor.name, data, checksum.hexdigest())
+    return None if data is None else _ChangedWeight(after.tensor.name, data, checksum.hexdigest(), cast)

@@ -7,15 +7,17 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import xxhash
 
 from ckstore.containers.safetensors_write import TensorToWrite
 from ckstore.errors import BadInput
+from ckstore.model.manifest.leaf_records import itemsize
 from ckstore.model.manifest.manifest import LeafRecord
 from ckstore.model.manifest.tensor_cuts import bands
 from ckstore.objects.checkpoints import CheckpointDirectory
+from ckstore.ops.read.export_cast import WeightDtype, cast_of, cast_plan, source_dtype
 from ckstore.ops.read.export_files import whole_leaf
 from ckstore.ops.read.export_plan import plan_export, strides_of
 from ckstore.ops.read.file_state import state_of
@@ -24,9 +26,12 @@ from ckstore.ops.read.formats.model_files import PEFT, PRETRAINED, choose
 from ckstore.ops.read.load import Select
 from ckstore.ops.read.regions import RANGE_BYTES, RangeReader
 
+if TYPE_CHECKING:
+    from ckstore.tensors.dtype_cast import DtypeCast
+
 
 class WeightCut(NamedTuple):
-    """A range of the row-major bytes of a tensor, and whether the previous version has the same bytes there."""
+    """A range of the elements of a row-major tensor, and whether the previous version has the same ones there."""
 
     start: int
     stop: int
@@ -39,38 +44,68 @@ class Weight:
 
     directory: CheckpointDirectory
     leaf: LeafRecord
-    tensor: TensorToWrite
+    tensor: TensorToWrite  # as it is published, perhaps in another dtype
 
     @property
     def stored(self) -> tuple[object, ...]:
         """Equal for two weights with the same bytes; the bytes are not read. Unequal ones may have the same bytes."""
         record = self.directory.manifest.storages[self.leaf.storage]
         pieces = tuple((extent.piece, extent.length) for extent in record.extents)
-        return pieces, record.tiling, self.leaf.offset, self.leaf.shape, strides_of(self.leaf), self.tensor.dtype
+        found, dtype = self.source_dtype, self.tensor.dtype
+        form = dtype if found == dtype else f"{found} to {dtype}"
+        return pieces, record.tiling, self.leaf.offset, self.leaf.shape, strides_of(self.leaf), form
+
+    @property
+    def source_dtype(self) -> str:
+        """Its dtype in the checkpoint, as safetensors has it."""
+        return source_dtype(self.leaf, self.tensor)
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of an element in the checkpoint."""
+        return itemsize(self.leaf.kind, self.leaf.dtype) or 1
+
+    @property
+    def published_element_bytes(self) -> int:
+        """Bytes of an element in a version."""
+        return self.tensor.nbytes // max(1, math.prod(self.leaf.shape))
+
+    def cast(self) -> DtypeCast | None:
+        """Return its conversion to the dtype in which it is published; None if it is not converted."""
+        return cast_of(self.leaf, self.tensor)
 
     def cuts(self, before: Weight) -> list[WeightCut]:
-        """Return how its row-major bytes are compared with those of the previous version, in ascending order.
+        """Return how its elements are compared with those of the previous version, in ascending order.
 
         A piece that both have at the same place, or a band of such pieces of several ranks, is unchanged. Cuts are at
         the boundaries of unchanged pieces, so that no changed part makes a reader read an unchanged piece.
         """
-        nbytes = self.tensor.nbytes
-        if strides_of(self.leaf) is not None or strides_of(before.leaf) is not None:
-            return [WeightCut(0, nbytes, False)] if nbytes else []
-        # Units are compared by their places in the storage, which say nothing of another part of it.
-        old, new = before._units() if before.leaf.offset == self.leaf.offset else {}, self._units()
+        count, size = math.prod(self.leaf.shape), self.element_bytes
+        # Units are compared by their places in the storage, which say nothing of another part of it, or of elements of
+        # another dtype.
+        is_comparable = (
+            before.leaf.offset == self.leaf.offset
+            and before.source_dtype == self.source_dtype
+            and strides_of(before.leaf) is None
+            and strides_of(self.leaf) is None
+        )
+        old = before._units() if is_comparable else {}
         found: list[WeightCut] = []
         at = 0
-        for (start, stop), pieces in new.items():
+        for (start, stop), pieces in self._units().items() if is_comparable else ():
             if old.get((start, stop)) == pieces:
-                low, high = (min(max(one - self.leaf.offset, 0), nbytes) for one in (start, stop))
-                found += [WeightCut(at, low, False), WeightCut(low, high, True)]
-                at = high
-        found.append(WeightCut(at, nbytes, False))
+                low = min(max(-(-(start - self.leaf.offset) // size), 0), count)
+                # The format allows a piece to end inside an element, whose other bytes may have changed.
+                high = min((stop - self.leaf.offset) // size, count)
+                if low < high:
+                    found += [WeightCut(at, low, False), WeightCut(low, high, True)]
+                    at = high
+        found.append(WeightCut(at, count, False))
+        most = RANGE_BYTES // max(size, before.element_bytes, self.published_element_bytes)
         return [
-            WeightCut(start, min(start + RANGE_BYTES, cut.stop), cut.is_unchanged)
+            WeightCut(start, min(start + most, cut.stop), cut.is_unchanged)
             for cut in found
-            for start in range(cut.start, cut.stop, RANGE_BYTES)
+            for start in range(cut.start, cut.stop, most)
         ]
 
     def _units(self) -> dict[tuple[int, int], tuple[str, ...]]:
@@ -88,15 +123,23 @@ class Weight:
             for band in bands(record.tiling.blocks)
         }
 
-    def parts(self, cuts: Iterable[WeightCut]) -> Generator[memoryview]:
-        """Yield its row-major bytes at these cuts, checked. A part is valid until the next one is requested."""
+    def parts(self, cuts: Iterable[WeightCut], cast: DtypeCast | None) -> Generator[memoryview]:
+        """Yield its row-major bytes at these cuts as they are published, checked.
+
+        A part is valid until the next one is requested.
+        """
         with RangeReader(self.directory) as reader, self.directory.reporting_damage():
             reader.begin(self.leaf.storage)
+            whole: memoryview | None = None
             for cut in cuts:
-                if strides_of(self.leaf) is not None:
-                    yield memoryview(whole_leaf(self.directory, reader, self.leaf))
+                start, stop = (one * self.element_bytes for one in (cut.start, cut.stop))
+                if strides_of(self.leaf) is None:
+                    part = reader.read(self.leaf.offset + start, self.leaf.offset + stop, self.leaf.name)
                 else:
-                    yield reader.read(self.leaf.offset + cut.start, self.leaf.offset + cut.stop, self.leaf.name)
+                    # Its elements are not in this order in the storage.
+                    whole = memoryview(whole_leaf(self.directory, reader, self.leaf)) if whole is None else whole
+                    part = whole[start:stop]
+                yield part if cast is None else cast(part)
 
 
 class ModelWeights:
@@ -108,11 +151,13 @@ class ModelWeights:
         beside: Path and pieces of each other file of the model, for a checkpoint of committed files.
     """
 
-    def __init__(self, directory: CheckpointDirectory, select: Select, chunk_bytes: int) -> None:
-        """Collect the weights. From now on this object owns the open directory.
+    def __init__(
+        self, directory: CheckpointDirectory, select: Select, chunk_bytes: int, dtype: WeightDtype | None
+    ) -> None:
+        """Collect the weights, to be published in a dtype. From now on this object owns the open directory.
 
         Raises:
-            BadInput: The checkpoint has no state dict of a model.
+            BadInput: The checkpoint has no state dict of a model, or a tensor that cannot be converted.
         """
         self.directory = directory
         self.weights: dict[str, Weight] = {}
@@ -123,6 +168,7 @@ class ModelWeights:
             for view, part in self._states(select, chunk_bytes):
                 plan = plan_export(view.manifest, select=part, strip_prefix=part is not None and not callable(part))
                 check_state_dict(plan, PRETRAINED)
+                plan = cast_plan(plan, dtype)
                 found = zip(plan.leaves, plan.tensors, strict=True)
                 self.weights |= {tensor.name: Weight(view, leaf, tensor) for leaf, tensor in found}
         except BaseException:

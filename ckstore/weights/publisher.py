@@ -21,16 +21,19 @@ from ckstore.model.checkpoint.refs import Ref
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import DEFAULT_RUN, check_run, expanded
 from ckstore.model.reports.weight_version import WeightVersion
+from ckstore.model.words import printable, some_of
+from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.ops.api_calls import api_call
 from ckstore.ops.context import Context, info_of
 from ckstore.ops.notices import warn
+from ckstore.ops.read.export_cast import CastTally, WeightDtype
 from ckstore.ops.read.formats.export_pretrained import export_pretrained
 from ckstore.ops.read.formats.model_files import UserFile, added_files, user_file_parts
 from ckstore.ops.read.load import Select
 from ckstore.ops.refs.find import find, open_directory
 from ckstore.ops.refs.listing import in_one_run, infos, newest, run_meant
 from ckstore.weights.model_weights import ModelWeights
-from ckstore.weights.version_directory import DifferenceForm, VersionDirectory, VersionRecord
+from ckstore.weights.version_directory import VERSION_NAME, DifferenceForm, VersionDirectory, VersionRecord
 
 _OTHER_WEIGHTS = "another part of the state is selected"
 _OTHER_FILES = "the files to add changed"
@@ -44,6 +47,7 @@ class PublishOptions:
     ref: str
     select: Select
     add: Sequence[str | os.PathLike[str]]
+    dtype: WeightDtype | None
     difference: DifferenceForm
     full_every: int
     full_above: float
@@ -57,6 +61,9 @@ class PublishOptions:
         Raises:
             BadInput: One is not valid.
         """
+        if self.dtype is not None and self.dtype not in get_args(WeightDtype):
+            msg = f"dtype must be float16, bfloat16 or float32, or None for that of the checkpoint, got {self.dtype!r}"
+            raise BadInput(msg)
         if self.difference not in get_args(DifferenceForm):
             raise BadInput(f"difference must be overwrite or xor, got {self.difference!r}")
         for name, value in (("full_every", self.full_every), ("keep_full", self.keep_full)):
@@ -91,6 +98,7 @@ class WeightPublisher:
         self._context = replace(context, run=run)  # a ref without a run means a checkpoint of this run
         self._directory = directory
         self._options = options
+        self._dtype = options.dtype or ""  # as the record of a version has it
         self._bring = bring
         self._published: ModelWeights | None = None  # those of the newest version, if its checkpoint still exists
         self._added: tuple[tuple[UserFile, ...], str] = ((), "")  # the files to add at the last check, and their digest
@@ -150,7 +158,7 @@ class WeightPublisher:
             raise BadInput(msg, hint="publish each run to a directory of its own")
         added = self._read_added()
         try:
-            is_published = last is not None and last.added == added
+            is_published = last is not None and last.added == added and last.dtype == self._dtype
             if last is not None and is_published and find(self._context, self._options.ref).id == last.id:
                 problem = self._open_published(last)  # of a publisher that has just been started
                 if problem != _OTHER_WEIGHTS:
@@ -167,11 +175,11 @@ class WeightPublisher:
             directory.close()
             msg = f"{self._options.ref} names {info.name}, and the run {self.run} is to be published"
             raise BadInput(msg, hint="name a checkpoint of this run")
-        weights = ModelWeights(directory, self._options.select, self._context.settings.chunk_bytes)
+        weights = self._weights_in(directory)
         number = 1 if last is None else last.version + 1
         try:
-            record = VersionRecord(number, info.run, info.step, info.id, weights.content, added, False, "")
-            record, nbytes = self._write(record, weights, info, records)
+            record = VersionRecord(number, info.run, info.step, info.id, weights.content, added, False, "", self._dtype)
+            record, casts, nbytes = self._write(record, weights, info, records)
         except BaseException:
             weights.close()
             raise
@@ -180,13 +188,23 @@ class WeightPublisher:
             self._directory.prune(self._options.keep_full)
         except (OSError, InUse) as error:  # the version is there, and the next one tries again
             warn(f"older versions in {self.path} were not removed: {error}")
-        path = self._directory.place(number)
-        return WeightVersion(number, info.run, info.step, info.id, record.is_full, record.reason, nbytes, path)
+        if casts.beyond:
+            found = [f"{printable(name)}: {how}" for name, how in casts.beyond.items()]
+            listed = some_of(found, separator="; ")
+            warn(f"version {number} in {self.path} has values that {casts.dtype} cannot represent: {listed}")
+        return self._directory.version_of(replace(record, out_of_range=casts.count), nbytes)
+
+    def _weights_in(self, directory: CheckpointDirectory) -> ModelWeights:
+        options = self._options
+        return ModelWeights(directory, options.select, self._context.settings.chunk_bytes, options.dtype)
 
     def _write(
         self, record: VersionRecord, weights: ModelWeights, info: CheckpointInfo, records: list[VersionRecord]
-    ) -> tuple[VersionRecord, int]:
-        """Write the differences from the last version, or all weights. Return the record and the size of the files."""
+    ) -> tuple[VersionRecord, CastTally, int]:
+        """Write the differences from the last version, or all weights.
+
+        Return the record, the weights that were converted, and the size of the files.
+        """
         before, reason = self._before(info, records)
         if before is not None and not reason:
             reason = weights.difference_in_form(before)
@@ -195,6 +213,7 @@ class WeightPublisher:
             from ckstore.codecs.byte_difference import LargeDifference
             from ckstore.weights.difference import UnreadableBase, write_difference
 
+            casts = CastTally(self._options.dtype)
             all_bytes = sum(weight.tensor.nbytes for weight in weights.weights.values())
             try:
                 nbytes = write_difference(
@@ -205,13 +224,16 @@ class WeightPublisher:
                     form=self._options.difference,
                     most_bytes=self._options.full_above * all_bytes,
                     threads=self._context.threads,
+                    casts=casts,
                 )
             except LargeDifference:
                 reason = f"the differences are larger than {self._options.full_above:g} of them"
             except UnreadableBase as error:
                 reason = f"step {records[-1].step} cannot be read: {error}"
             else:
-                return record, nbytes
+                return record, casts, nbytes
+        # Without the weights that a difference has counted, which was not written.
+        casts = CastTally(self._options.dtype)
         record = replace(record, is_full=True, reason=reason)
         report = export_pretrained(
             weights.directory,
@@ -219,9 +241,11 @@ class WeightPublisher:
             form="pretrained",
             chunk_bytes=self._context.settings.chunk_bytes,
             select=self._options.select,
-            add=[*self._added[0], self._directory.own_file(record)],
+            add=self._added[0],
+            casts=casts,
+            last={VERSION_NAME: lambda: replace(record, out_of_range=casts.count).rendered()},
         )
-        return record, report.nbytes
+        return record, casts, report.nbytes
 
     def _read_added(self) -> str:
         """Return the digest of the names and the bytes of the files to add. Unchanged files are not read again."""
@@ -246,6 +270,9 @@ class WeightPublisher:
             return None, "an earlier version is missing"
         if since_full + 1 >= self._options.full_every:
             return None, f"every {self._options.full_every} versions"
+        if last.dtype != self._dtype:
+            was, now = (one or "that of the checkpoint" for one in (last.dtype, self._dtype))
+            return None, f"the dtype changed from {was} to {now}"
         problem = self._open_published(last)
         if problem == _OTHER_WEIGHTS:
             return None, problem
@@ -264,7 +291,7 @@ class WeightPublisher:
         try:
             # Its step may have another checkpoint by now, and a superseded one is found by its id only.
             opened = open_directory(self._context, last.id)
-            weights = ModelWeights(opened, self._options.select, self._context.settings.chunk_bytes)
+            weights = self._weights_in(opened)
         except (NoSuchRef, DamagedBlob, InUse, BadInput) as error:
             return error.message
         if weights.content != last.content:
@@ -329,6 +356,11 @@ def publish(
     """Begin to publish; see `ckstore.Store.publish`. `bring` is called before each check, and may add checkpoints."""
     try:
         from ckstore.weights import difference
+
+        if options.dtype is not None:
+            from ckstore.tensors import dtype_cast
+
+            del dtype_cast
     except ImportError as error:
         package = (error.name or "zstandard").partition(".")[0]
         raise MissingExtra.of(error, "differences of weights need", package, "torch,compact") from error

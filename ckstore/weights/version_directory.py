@@ -41,6 +41,8 @@ class VersionRecord:
     added: str  # digest of the names and the bytes of the files to add
     is_full: bool
     reason: str
+    dtype: str  # of the floating-point weights; empty if it is that of the checkpoint
+    out_of_range: int = 0  # values that this dtype cannot represent, in the weights of the version
 
     def rendered(self) -> bytes:
         """Return the content of the file."""
@@ -55,6 +57,8 @@ class VersionRecord:
             "added": self.added,
             "is_full": self.is_full,
             "reason": self.reason,
+            "dtype": self.dtype,
+            "out_of_range": self.out_of_range,
         }
         return (json.dumps(about, indent=2) + "\n").encode("ascii")
 
@@ -75,9 +79,12 @@ class VersionRecord:
             int(about["step"]),
             str(about["id"]),
             str(about["content"]),
-            str(about.get("added", "")),  # absent in a version of an earlier draft
+            str(about.get("added", "")),
             about["is_full"] is True,
             str(about["reason"]),
+            # Absent in a version of an earlier draft, as `added` is.
+            str(about.get("dtype", "")),
+            int(about.get("out_of_range", 0)),
         )
 
 
@@ -134,19 +141,22 @@ class VersionDirectory:
             raise InUse(msg, hint="call publish again")
         return [self._record(version) for version in sorted(self._numbers())]
 
-    def own_file(self, record: VersionRecord) -> Path:
-        """Write the file `VERSION_NAME` of a version that is being built, and return its path."""
-        path = self.path / _OWN / VERSION_NAME
-        path.unlink(missing_ok=True)
-        files.create_file(path, record.rendered(), mode=0o644)
-        return path
-
-    def version_of(self, record: VersionRecord) -> WeightVersion:
-        """Return a published version with the size of its files."""
+    def version_of(self, record: VersionRecord, nbytes: int | None = None) -> WeightVersion:
+        """Return a published version. If the size of its files is unknown, they are listed."""
         path = self.place(record.version)
-        nbytes = sum(one.stat().st_size for one in path.rglob("*") if one.is_file())
+        if nbytes is None:
+            nbytes = sum(one.stat().st_size for one in path.rglob("*") if one.is_file())
         return WeightVersion(
-            record.version, record.run, record.step, record.id, record.is_full, record.reason, nbytes, path
+            version=record.version,
+            run=record.run,
+            step=record.step,
+            id=record.id,
+            is_full=record.is_full,
+            reason=record.reason,
+            dtype=record.dtype or None,
+            out_of_range=record.out_of_range,
+            nbytes=nbytes,
+            path=path,
         )
 
     def prune(self, keep_full: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 _ROOM = "tests/weights/test_publish.py"
+_DTYPE = "tests/weights/test_publish_dtype.py"
 
 WEIGHTS = [
     Mutant(
@@ -74,8 +75,8 @@ WEIGHTS = [
         "a changed file to add is published although no checkpoint is new",
         "changed-added-file-of-a-published-checkpoint",
         "WeightPublisher._publish",
-        "is_published = last is not None and last.added == added",
-        "is_published = last is not None",
+        "is_published = last is not None and last.added == added and",
+        "is_published = last is not None and",
         f"{_ROOM}::test_a_changed_file_to_add_is_published_with_all_weights",
         "StopIteration",
     ),
@@ -92,8 +93,8 @@ WEIGHTS = [
         "a version has the files to add that its record describes",
         "added-files-listed-twice",
         "WeightPublisher._write",
-        "add=[*self._added[0], ",
-        "add=[*self._options.add, ",
+        "add=self._added[0],",
+        "add=self._options.add,",
         f"{_ROOM}::test_a_file_to_add_that_changes_while_it_is_published_is_an_error",
         "DID NOT RAISE",
     ),
@@ -101,8 +102,8 @@ WEIGHTS = [
         "parts of a buffer are compared only at the same place of it",
         "weights-compared-at-other-places",
         "Weight.cuts",
-        "before._units() if before.leaf.offset == self.leaf.offset else {}",
-        "before._units()",
+        "before.leaf.offset == self.leaf.offset\n            and ",
+        "",
         "tests/weights/test_publish.py::test_weights_that_exchange_their_parts_of_a_buffer_are_published[overwrite]",
         "assert",
     ),
@@ -123,6 +124,51 @@ WEIGHTS = [
         "pieces[at]",
         "tests/weights/test_publish_ranks.py::test_equal_pieces_at_other_places_are_compared",
         "assert",
+    ),
+    Mutant(
+        "pieces are compared only if their elements have the same dtype",
+        "pieces-of-another-dtype-passed-over",
+        "Weight.cuts",
+        "and before.source_dtype == self.source_dtype",
+        "",
+        f"{_DTYPE}::test_a_trainer_that_changes_its_dtype_keeps_the_chain",
+        "assert",
+    ),
+    Mutant(
+        "equal bytes in another dtype are other weights",
+        "equal-bytes-of-another-dtype",
+        "Weight.stored",
+        'form = dtype if found == dtype else f"{found} to {dtype}"',
+        "form = dtype",
+        f"{_DTYPE}::test_a_trainer_that_changes_its_dtype_keeps_the_chain",
+        "assert",
+    ),
+    Mutant(
+        "a difference is only published between versions of the same dtype",
+        "difference-of-another-dtype",
+        "WeightPublisher._before",
+        "if last.dtype != self._dtype:",
+        "if False:",
+        f"{_DTYPE}::test_another_dtype_is_published_with_all_weights",
+        "assert",
+    ),
+    Mutant(
+        "a NaN that is converted has the same bits at each place",
+        "nan-as-torch-converts-it",
+        "DtypeCast.__call__",
+        "if is_nan.any():",
+        "if False:",
+        f"{_DTYPE}::test_a_value_that_is_not_a_number_has_the_same_bits_in_each_version[overwrite]",
+        "assert",
+    ),
+    Mutant(
+        "values outside the range of the dtype of a version are counted",
+        "published-values-out-of-range",
+        "write_difference",
+        "                casts.add(one.name, one.cast)\n",
+        "",
+        f"{_DTYPE}::test_values_that_become_infinite_are_counted_and_named_once_in_each_version",
+        "DID NOT WARN",
     ),
     Mutant(
         "damage of the published checkpoint is not recorded at the newest one",

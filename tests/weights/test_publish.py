@@ -758,6 +758,8 @@ def test_a_version_says_what_it_is(store: Store, tmp_path: Path, base: Path) -> 
         "added": about["added"],
         "is_full": False,
         "reason": "",
+        "dtype": "",
+        "out_of_range": 0,
     }
     assert load_file(out / "weight_v000001" / "model.safetensors").keys() == weights.keys()
 

@@ -63,6 +63,35 @@ def test_of_a_changed_shard_the_old_bytes_are_read_and_of_its_tensor_the_new_one
     check_store(store.path)
 
 
+@pytest.mark.parametrize("dim", [0, 1])
+def test_shards_are_converted_by_pieces(dim: int, four: Group, tmp_path: Path) -> None:
+    base, out = tmp_path / "base", tmp_path / "out"
+    base.mkdir()
+    (base / "config.json").write_text("{}")
+    store = Store.init(tmp_path / "store", chunk_bytes=MIB)
+    engine = WeightEngine(tmp_path / "local", base)
+    with store.publish("main", out, select="model", add=[base], timeout_s=0, dtype="bfloat16") as publisher:
+        peaks, read_bytes = [], 0
+        for step in (1, 2):
+            four.run("save_model", store=str(store.path), step=step, dim=dim, rank=2)
+            gc.collect()
+            tracemalloc.start()
+            before = _read_by_this_process()
+            assert next(publisher).is_full is (step == 1)
+            read_bytes = _read_by_this_process() - before
+            peaks.append(tracemalloc.get_traced_memory()[1])
+            tracemalloc.stop()
+            engine.pull(out, step)
+            served, saved = engine.weights(), store.load(step)["model"]
+            assert all(torch.equal(served[name], saved[name].bfloat16()) for name in saved)
+
+    # As without a conversion: of the changed tensor all, of the old one a chunk, and no whole tensor in memory.
+    assert 16 * MIB + MIB <= read_bytes < 16 * MIB + MIB + MIB // 2
+    assert max(peaks) < 24 * MIB
+    store.gc(now=True)
+    check_store(store.path)
+
+
 def test_equal_pieces_at_other_places_are_compared(four: Group, tmp_path: Path) -> None:
     """The second tensor, cut in its last dimension, has the pieces of the first one, cut in its second dimension."""
     base, out = tmp_path / "base", tmp_path / "out"

@@ -17,7 +17,7 @@ from ckstore.errors import BadInput, DoesNotFit
 from ckstore.integrations.dcp.optimizers import SavedOptimizers, own_groups
 from ckstore.integrations.dcp.state_keys import set_at
 from ckstore.model.manifest.info import CheckpointInfo
-from ckstore.model.words import counted
+from ckstore.model.words import beyond_text
 from ckstore.ops.read.target_load import LoadReport, Strict, globs_of, listed, must_fit, pairs
 
 
@@ -104,7 +104,7 @@ class ComparingPlanner(DefaultLoadPlanner):
     def report(self, info: CheckpointInfo, read_bytes: int, beyond: Mapping[str, int]) -> LoadReport:
         """Return the report. `beyond` has the number of values out of range for each converted name."""
         for name, count in beyond.items():
-            self.cast[name] += f", {counted(count, 'value')} out of its range"
+            self.cast[name] += f", {beyond_text(count)}"
         return LoadReport(
             info, self.missing, self.unexpected, self.not_loaded, self.cast, tuple(self._first), read_bytes
         )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from ckstore.model.reports.export_report import ExportedFile, ExportReport
 from ckstore.model.reports.progress import Progress
 from ckstore.model.sizes import parse_size
 from ckstore.objects.checkpoints import CheckpointDirectory
+from ckstore.ops.read.export_cast import CastTally, cast_of
 from ckstore.ops.read.export_files import (
     MARGIN_BYTES,
     Meter,
@@ -87,7 +88,7 @@ def export_open(
         raise BadInput(msg, hint=f"give a directory, such as {path.with_suffix('')}, for model.safetensors")
     plan = plan_export(directory.manifest, select=select, strip_prefix=strip_prefix)
     shards = shards_of(plan, most_bytes)
-    index = len(index_of(plan, shards)) if len(shards) > 1 else 0
+    index = len(index_of(shards, plan.tied)) if len(shards) > 1 else 0
     unheld = sum(leaf_bytes(directory.manifest, leaf) * 4 // 3 + _VALUE_BYTES for leaf in plan.unheld)
     values = (len(plan.values.values) + len(plan.values.attributes)) * _VALUE_BYTES
     needed_bytes = sum(shard.layout.nbytes for shard in shards) + index + unheld + values + MARGIN_BYTES
@@ -96,7 +97,7 @@ def export_open(
         work = TensorWork(directory, tree, reader, meter, ExportSums.asked_for(sums))
         written = [work.shard(shard) for shard in shards]
         if len(shards) > 1:
-            written.append(work.small(INDEX_NAME, [index_of(plan, shards)]))
+            written.append(work.small(INDEX_NAME, [index_of(shards, plan.tied)]))
         if plan.has_state:
             written.append(work.small(STATE_NAME, work.state_parts(plan)))
         written += work.write_sums()
@@ -140,14 +141,17 @@ def shards_of(plan: ExportPlan, most_bytes: int | None, stem: str = "model") -> 
     return shards
 
 
-def index_of(plan: ExportPlan, shards: Sequence[ShardFile]) -> bytes:
-    """Return the index of several files."""
+def index_of(shards: Sequence[ShardFile], tied: Mapping[str, str]) -> bytes:
+    """Return the index of several files. `tied` has the names that no file has, with those that they are tied to."""
     weight_map = {tensor.name: shard.name for shard in shards for tensor in shard.tensors}
-    return render_index(weight_map, sum(tensor.nbytes for tensor in plan.tensors), plan.tied)
+    return render_index(weight_map, sum(tensor.nbytes for shard in shards for tensor in shard.tensors), tied)
 
 
+@dataclass
 class TensorWork(Work):
     """Writes files of tensors, and ``state.json``."""
+
+    casts: CastTally | None = None  # counts the tensors that are written in another dtype
 
     def shard(self, shard: ShardFile) -> ExportedFile:
         """Write a file of tensors."""
@@ -155,9 +159,12 @@ class TensorWork(Work):
             parts = [write_bytes(fd, 0, shard.layout.head)]
             self.meter.add(len(shard.layout.head))
             for i in self._by_place(shard.leaves):
-                for runs, data in gathered(self.directory, self.reader, shard.leaves[i]):
+                cast = cast_of(shard.leaves[i], shard.tensors[i])
+                for runs, data in gathered(self.directory, self.reader, shard.leaves[i], cast):
                     parts.append(write_runs(fd, shard.layout.starts[i], runs, data))
                     self.meter.add(len(data))
+                if self.casts is not None:
+                    self.casts.add(shard.tensors[i].name, cast)
             placed = zip(shard.layout.starts, shard.tensors, strict=True)
             regions = (FileRegion(one.name, start, start + one.nbytes) for start, one in placed if one.nbytes)
             self.read_back(fd, shard.name, shard.layout.nbytes, parts, sorted(regions, key=lambda region: region.start))

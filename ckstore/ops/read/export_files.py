@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ckstore.errors import CkstoreError, InsufficientSpace
 from ckstore.fs import direct, dirfd_stat, files
@@ -39,6 +40,9 @@ from ckstore.ops.read.export_sums import (
 )
 from ckstore.ops.read.regions import RANGE_BYTES, RangeReader
 from ckstore.tensors.strided import Runs, blocks, gather, runs_of
+
+if TYPE_CHECKING:
+    from ckstore.tensors.dtype_cast import DtypeCast
 
 MARGIN_BYTES = 2**20
 _READ_BYTES = 2**20  # how much of a file is read at once
@@ -121,9 +125,9 @@ def write_bytes(fd: int, start: int, data: bytes | memoryview) -> WrittenPart:
 
 
 def gathered(
-    directory: CheckpointDirectory, reader: RangeReader, leaf: LeafRecord
+    directory: CheckpointDirectory, reader: RangeReader, leaf: LeafRecord, cast: DtypeCast | None = None
 ) -> Iterator[tuple[Runs, memoryview]]:
-    """Yield the elements of a tensor in parts, each with its place in the row-major tensor.
+    """Yield the elements of a tensor in parts, each with its place in the row-major tensor, converted by `cast`.
 
     `reader` must be set to the storage of the tensor.
     """
@@ -131,13 +135,18 @@ def gathered(
     if strides is None:
         at = 0
         for data in reader.parts(leaf.offset, leaf.offset + leaf_bytes(directory.manifest, leaf), leaf.name):
-            yield Runs((range(at, at + 1),), len(data)), data
-            at += len(data)
+            part = data if cast is None else cast(data)
+            yield Runs((range(at, at + 1),), len(part)), part
+            at += len(part)
         return
     item_bytes = itemsize(leaf.kind, leaf.dtype) or 1
     for block in blocks(leaf.shape, strides, leaf.offset, item_bytes, RANGE_BYTES):
         data = reader.read(block.low, block.high, leaf.name)
-        yield runs_of(block, leaf.shape, item_bytes), gather(block, strides, item_bytes, data)
+        part = gather(block, strides, item_bytes, data)
+        if cast is None:
+            yield runs_of(block, leaf.shape, item_bytes), part
+        else:
+            yield runs_of(block, leaf.shape, cast.item_bytes), cast(part)
 
 
 def whole_leaf(directory: CheckpointDirectory, reader: RangeReader, leaf: LeafRecord) -> bytes:

@@ -15,7 +15,7 @@ from ckstore.errors import BadInput
 from ckstore.model.document import MAX_DEPTH
 from ckstore.model.manifest.manifest import LeafRecord, Node, StorageRecord
 from ckstore.model.names import join_index
-from ckstore.model.words import counted
+from ckstore.model.words import beyond_text
 from ckstore.tensors.kinds import Stateful, hand_over, is_array, is_module, is_optimizer, is_stateful, is_tensor
 from ckstore.tensors.memory_layout import StorageMemory
 from ckstore.tensors.refusals import type_name
@@ -82,7 +82,7 @@ class IntoPlan:
     def name_beyond(self) -> None:
         """Add to the report of each conversion the number of values out of the range of the new dtype."""
         for name, count in self.filling.beyond.items():
-            self.differences.cast[name] += f", {counted(count, 'value')} out of its range"
+            self.differences.cast[name] += f", {beyond_text(count)}"
 
     def undo(self) -> None:
         """Restore the values from before `attempt`."""

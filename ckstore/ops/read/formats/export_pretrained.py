@@ -6,12 +6,13 @@ pickle and a single file that must be split.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 
-from ckstore.containers.safetensors_write import INDEX_NAME
+from ckstore.containers.safetensors_write import INDEX_NAME, shard_name
 from ckstore.errors import BadInput
 from ckstore.model.manifest.manifest import FileRecord
 from ckstore.model.names import plain
@@ -28,6 +29,7 @@ from ckstore.ops.read.export import (
     shards_of,
     versions_left_out,
 )
+from ckstore.ops.read.export_cast import CastTally, WeightDtype, cast_plan
 from ckstore.ops.read.export_files import MARGIN_BYTES, Meter, Work, building
 from ckstore.ops.read.export_plan import ExportPlan, is_one_key, plan_export
 from ckstore.ops.read.export_sums import RECORD_NAME, STATEMENT_NAME, SUMS_NAME, ExportSums, FileRegion, Sums
@@ -50,14 +52,32 @@ ABOUT = (RECORD_NAME, SUMS_NAME, STATEMENT_NAME)
 
 
 @dataclass(frozen=True, slots=True)
+class _WeightSource:
+    """Tensors that are written as files of tensors."""
+
+    directory: CheckpointDirectory  # the checkpoint, or the view of a file in it
+    shards: tuple[ShardFile, ...]
+    tied: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
 class _Plan:
     """The content of an export."""
 
     copied: tuple[FileRecord, ...]  # committed files that are copied
     added: tuple[UserFile, ...]  # files of the user
     left_out: tuple[str, ...]  # a sentence for each file that is not written
-    # The checkpoint, or the view of a file in it, and the tensors to write; None if the weights are copied as files.
-    weights: tuple[CheckpointDirectory, ExportPlan, tuple[ShardFile, ...]] | None
+    weights: tuple[_WeightSource, ...]  # empty if weights are copied as files
+
+    @property
+    def shards(self) -> list[ShardFile]:
+        """The files of tensors."""
+        return [shard for source in self.weights for shard in source.shards]
+
+    @property
+    def tied(self) -> dict[str, str]:
+        """The tensors that are not written, with those that they are tied to."""
+        return {name: kept for source in self.weights for name, kept in source.tied.items()}
 
 
 def export_pretrained(
@@ -71,8 +91,15 @@ def export_pretrained(
     add: object = (),
     sums: Sums = False,
     progress: Progress | None = None,
+    casts: CastTally | None = None,
+    last: Mapping[str, Callable[[], bytes]] = MappingProxyType({}),
 ) -> ExportReport:
-    """Export an open checkpoint as the directory `path`; see `ckstore.Store.export`."""
+    """Export an open checkpoint as the directory `path`; see `ckstore.Store.export`.
+
+    `casts` has the dtype of the weights, and counts those that are converted. `last` has further files: name ->
+    function that returns the content, which is called when the weights are written.
+    """
+    casts = CastTally(None) if casts is None else casts
     manifest = directory.manifest
     most_bytes = check_shard(max_shard_bytes)
     with ExitStack() as opened:
@@ -84,30 +111,52 @@ def export_pretrained(
                 added=added_files(add),
                 most_bytes=most_bytes,
                 chunk_bytes=chunk_bytes,
+                dtype=casts.dtype,
                 opened=opened,
             )
         else:
-            plan = _of_state(directory, _FORMS[form][0], select, added_files(add), most_bytes)
-        _check_beside(plan, _FORMS[form][0], manifest.name, sums=sums)
-        written = _write(directory, path, plan, ExportSums.asked_for(sums), progress)
+            plan = _of_state(directory, _FORMS[form][0], select, added_files(add), most_bytes, casts.dtype)
+        _check_beside(plan, _FORMS[form][0], manifest.name, sums=sums, last=last)
+        written = _write(directory, path, plan, ExportSums.asked_for(sums), progress, casts, last)
     return ExportReport(
         name=manifest.name,
         checkpoint_id=directory.manifest_id,
         destination=path,
         files=tuple(written),
-        tied={} if plan.weights is None else plan.weights[1].tied,
+        tied=plan.tied,
         left_out=plan.left_out,
     )
 
 
-def _of_state(
-    directory: CheckpointDirectory, form: ModelForm, select: Select, added: tuple[UserFile, ...], most_bytes: int
+def _of_state(  # noqa: PLR0917
+    directory: CheckpointDirectory,
+    form: ModelForm,
+    select: Select,
+    added: tuple[UserFile, ...],
+    most_bytes: int,
+    dtype: WeightDtype | None,
 ) -> _Plan:
     strips = select is not None and not callable(select)
     plan = plan_export(directory.manifest, select=select, strip_prefix=strips, ties=form.is_cut)
     check_state_dict(plan, form)
-    shards = shards_of(plan, most_bytes if form.is_cut else None, form.stem)
-    return _Plan((), added, versions_left_out(plan), (directory, plan, tuple(shards)))
+    return _Plan((), added, versions_left_out(plan), _weight_sources([(directory, plan)], form, most_bytes, dtype))
+
+
+def _weight_sources(
+    plans: Sequence[tuple[CheckpointDirectory, ExportPlan]],
+    form: ModelForm,
+    most_bytes: int,
+    dtype: WeightDtype | None,
+) -> tuple[_WeightSource, ...]:
+    """Return the files of tensors of one state, or of several committed files."""
+    cut = [shards_of(cast_plan(plan, dtype), most_bytes if form.is_cut else None, form.stem) for _, plan in plans]
+    count, number = sum(map(len, cut)), 0
+    sources = []
+    for (directory, plan), shards in zip(plans, cut, strict=True):
+        numbered = (replace(one, name=shard_name(i, count, form.stem)) for i, one in enumerate(shards, number + 1))
+        sources.append(_WeightSource(directory, tuple(numbered), plan.tied))
+        number += len(shards)
+    return tuple(sources)
 
 
 def _of_files(
@@ -118,6 +167,7 @@ def _of_files(
     added: tuple[UserFile, ...],
     most_bytes: int,
     chunk_bytes: int,
+    dtype: WeightDtype | None,
     opened: ExitStack,
 ) -> _Plan:
     form, other = forms
@@ -131,18 +181,23 @@ def _of_files(
     beside = tuple(file for file in chosen.beside if file.path not in ABOUT)
     (first, *more) = chosen.weights
     nbytes = _bytes_of(directory, first)
-    if more or (first.path.endswith(".safetensors") and (nbytes <= most_bytes or not form.is_cut)):
+    if dtype is None and (more or (first.path.endswith(".safetensors") and (nbytes <= most_bytes or not form.is_cut))):
         large = [file.path for file in chosen.weights if _bytes_of(directory, file) > most_bytes]
         if most_bytes != MAX_SHARD_BYTES and large:
             found = f"{large[0]} has more than {exact_size(most_bytes)}"
             msg = f"{found}, and weights that were committed in several files are not split again"
             raise BadInput(msg, hint="leave max_shard_bytes= out")
-        return _Plan((*chosen.weights, *beside), added, left_out, None)
-    view = opened.enter_context(state_of(directory, first.path, chunk_bytes=chunk_bytes, can_select=False))
-    plan = plan_export(view.manifest, ties=form.is_cut)
-    check_state_dict(plan, form)
-    shards = shards_of(plan, most_bytes if form.is_cut else None, form.stem)
-    return _Plan(beside, added, left_out + versions_left_out(plan), (view, plan, tuple(shards)))
+        return _Plan((*chosen.weights, *beside), added, left_out, ())
+    plans = []
+    for file in chosen.weights:
+        if file.path.endswith(".index.json"):
+            continue
+        view = opened.enter_context(state_of(directory, file.path, chunk_bytes=chunk_bytes, can_select=False))
+        plan = plan_export(view.manifest, ties=form.is_cut)
+        check_state_dict(plan, form)
+        plans.append((view, plan))
+        left_out += versions_left_out(plan)
+    return _Plan(beside, added, left_out, _weight_sources(plans, form, most_bytes, dtype))
 
 
 def check_state_dict(plan: ExportPlan, form: ModelForm) -> None:
@@ -170,18 +225,19 @@ def check_state_dict(plan: ExportPlan, form: ModelForm) -> None:
     raise BadInput(msg, hint="select the state dict, such as select='model'")
 
 
-def _check_beside(plan: _Plan, form: ModelForm, name: str, *, sums: Sums) -> None:
+def _check_beside(plan: _Plan, form: ModelForm, name: str, *, sums: Sums, last: Iterable[str]) -> None:
     """Raise if two files would have the same name, or the configuration is missing."""
     paths = [name for file in plan.copied for name in {file.path, file.path.partition("/")[0]}]
-    if plan.weights is not None:
-        shards = plan.weights[2]
-        made = [shard.name for shard in shards] + ([INDEX_NAME] if len(shards) > 1 else [])
-        taken = next((one for one in made if one in paths), None)
-        if taken is not None:
-            msg = f"{name} has its own {taken}, and the weights would be written under that name"
-            raise BadInput(msg, hint="ckstore checkout REF DEST writes the committed files unchanged")
-        paths += made
+    made = [*last, *(shard.name for shard in plan.shards), *([INDEX_NAME] if len(plan.shards) > 1 else [])]
+    taken = next((one for one in made if one in paths), None)
+    if taken is not None:
+        msg = f"{name} has its own {taken}, and another file would be written under that name"
+        raise BadInput(msg, hint="ckstore checkout REF DEST writes the committed files unchanged")
+    paths += made
     for one in plan.added:
+        if one.name in last:
+            msg = f"{one.path} cannot be added, since another {one.name} is written"
+            raise BadInput(msg, hint="leave it out of add=", command_hint="leave its --add out")
         if sums and one.name in ABOUT:
             msg = f"{one.path} cannot be added, since the export writes its own {one.name}"
             raise BadInput(
@@ -198,26 +254,32 @@ def _check_beside(plan: _Plan, form: ModelForm, name: str, *, sums: Sums) -> Non
         )
 
 
-def _write(
-    directory: CheckpointDirectory, path: Path, plan: _Plan, sums: ExportSums | None, progress: Progress | None
+def _write(  # noqa: PLR0917
+    directory: CheckpointDirectory,
+    path: Path,
+    plan: _Plan,
+    sums: ExportSums | None,
+    progress: Progress | None,
+    casts: CastTally,
+    last: Mapping[str, Callable[[], bytes]],
 ) -> list[ExportedFile]:
     sizes = [_bytes_of(directory, file) for file in plan.copied] + [one.entry.nbytes for one in plan.added]
-    shards = () if plan.weights is None else plan.weights[2]
+    shards = plan.shards
     sizes += [shard.layout.nbytes for shard in shards]
-    index = index_of(plan.weights[1], shards) if plan.weights is not None and len(shards) > 1 else b""
+    index = index_of(shards, plan.tied) if len(shards) > 1 else b""
     written = []
     with building(directory, path, sum(sizes) + len(index) + MARGIN_BYTES) as (tree, reader):
         meter = Meter(sum(sizes), progress)
-        if plan.weights is not None:
-            source = plan.weights[0]
-            with RangeReader(source) as own, source.reporting_damage():
-                work = TensorWork(source, tree, own, meter, sums)
-                written += [work.shard(shard) for shard in shards]
-            if index:
-                written.append(work.small(INDEX_NAME, [index]))
+        for source in plan.weights:
+            with RangeReader(source.directory) as own, source.directory.reporting_damage():
+                work = TensorWork(source.directory, tree, own, meter, sums, casts)
+                written += [work.shard(shard) for shard in source.shards]
+        if index:
+            written.append(Work(directory, tree, reader, meter, sums).small(INDEX_NAME, [index]))
         beside = _FileCopier(directory, tree, reader, meter, sums)
         written += [beside.committed(file) for file in plan.copied]
         written += [beside.added(one) for one in plan.added]
+        written += [beside.small(name, [content()]) for name, content in last.items()]
         written += beside.write_sums()
         tree.publish()
     return written

@@ -29,6 +29,12 @@ from ckstore_cli._types import Number, OneOf, WholeNumber
     "Repeatable.",
 )
 @click.option(
+    "--dtype",
+    metavar="DTYPE",
+    type=OneOf(["bfloat16", "float16", "float32"]),
+    help="Convert floating-point weights to bfloat16, float16 or float32. Default: the dtype in the checkpoint.",
+)
+@click.option(
     "--difference",
     type=OneOf(["overwrite", "xor"]),
     default="overwrite",
@@ -82,6 +88,7 @@ def publish(frame: Frame, run: str, directory: Path, *, once: bool, **options: A
     \b
     Example:
       ckstore publish policy /shared/weights --select model --add base/
+      ckstore publish policy /shared/weights --select model --add base/ --dtype bfloat16
       ckstore publish policy /shared/weights --select model --add base/ --once
 
     \b
