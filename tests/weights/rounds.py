@@ -38,6 +38,8 @@ def signed(weights: dict[str, torch.Tensor], step: int) -> dict[str, torch.Tenso
 
 def step_of(weights: dict[str, torch.Tensor]) -> int:
     """Return the step of weights whose sum is right; -1 if it is wrong."""
+    # A version may have them in float32, which keeps each value.
+    weights = {name: value.bfloat16() if value.is_floating_point() else value for name, value in weights.items()}
     rest = {name: value for name, value in weights.items() if name != "sum.weight"}
     return int(rest["step.weight"]) if bytes(weights["sum.weight"].tolist()) == _sum_of(rest) else -1
 
@@ -69,9 +71,10 @@ def train(path: Path, seed: int) -> None:
             time.sleep(draw.random() * 0.05)
 
 
-def publish(path: Path, out: Path, base: Path, *, timeout_s: float | None, form: Any) -> None:
+def publish(path: Path, out: Path, base: Path, *, timeout_s: float | None, form: Any, dtype: Any) -> None:
     """Publish until killed, or what there is."""
     options: dict[str, Any] = {"select": "model", "add": [base], "full_every": 5, "keep_full": 1, "difference": form}
+    options["dtype"] = dtype
     with Store.open(path) as store, store.publish(_RUN, out, **options, poll_s=0.01, timeout_s=timeout_s) as publisher:
         for _ in publisher:
             pass
@@ -104,6 +107,11 @@ def _child(work: Callable[[], None], said: Path) -> int:
         os._exit(1)
 
 
+def _kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+
 def main(folder: Path, rounds: int, seed: int) -> None:
     """Run the rounds."""
     torch.set_num_threads(1)
@@ -118,38 +126,41 @@ def main(folder: Path, rounds: int, seed: int) -> None:
     with Store.init(folder / "warm") as warm:
         warm.save({"model": signed({"a.weight": torch.ones(2), "b.weight": torch.ones(2)}, 1)}, 1, _RUN)
         warm.load(warm.checkpoints(_RUN)[-1])
-    publish(folder / "warm", folder / "warm-out", base, timeout_s=0, form="xor")
+    publish(folder / "warm", folder / "warm-out", base, timeout_s=0, form="xor", dtype="float32")
     engines = [WeightEngine(folder / f"engine{i}", base) for i in range(2)]
     wrong: list[str] = []
     kills = pulls = 0
     for number in range(rounds):
-        form = draw.choice(["overwrite", "xor"])
+        form, dtype = draw.choice(["overwrite", "xor"]), draw.choice([None, "float32", "float32"])
         lives = [
             partial(train, path, draw.randrange(2**32)),
-            partial(publish, path, out, base, timeout_s=None, form=form),
+            partial(publish, path, out, base, timeout_s=None, form=form, dtype=dtype),
         ]
         alive = [_child(life, said) for life in lives]
         end_s = time.monotonic() + _ROUND_S * (0.5 + draw.random())
         deaths = sorted((time.monotonic() + draw.random() * _ROUND_S, pid) for pid in alive)
-        while time.monotonic() < end_s or deaths:
-            while deaths and time.monotonic() >= deaths[0][0]:
-                os.kill(deaths[0][1], signal.SIGKILL)
-                os.waitpid(deaths.pop(0)[1], 0)
-                kills += 1
-            wrong += [text for text in [pull(draw.choice(engines), out)] if text]
-            pulls += 1
-            time.sleep(0.01)
+        try:
+            while time.monotonic() < end_s or deaths:
+                while deaths and time.monotonic() >= deaths[0][0]:
+                    _kill(deaths.pop(0)[1])
+                    kills += 1
+                wrong += [text for text in [pull(draw.choice(engines), out)] if text]
+                pulls += 1
+                time.sleep(0.01)
+        finally:
+            for _, pid in deaths:  # after an error, which they would otherwise outlive
+                _kill(pid)
         with Store.open(path) as store:
             if draw.random() < 0.3 and (latest := store.latest(_RUN)) is not None:
                 store.delete(latest)  # the trainer's last step is taken back
-            publish(path, out, base, timeout_s=0, form=form)
+            publish(path, out, base, timeout_s=0, form=form, dtype=dtype)
             latest = store.latest(_RUN)
             if latest is None:
                 continue
             for engine in engines:
                 wrong += [text for text in [pull(engine, out)] if text]
                 served, saved = engine.weights(), store.load(latest)["model"]
-                if not all(torch.equal(served[name], saved[name]) for name in saved):
+                if not all(torch.equal(served[name].to(saved[name].dtype), saved[name]) for name in saved):
                     wrong.append(f"round {number}: the engine has {step_of(served)}, the newest is {latest.name}")
     wrong += [said.read_text()] if said.exists() else []
     print(

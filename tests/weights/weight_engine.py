@@ -87,7 +87,13 @@ class WeightEngine:
 
     def _copy(self, source: Path, version: int) -> None:
         shutil.rmtree(self.local, ignore_errors=True)
-        shutil.copytree(source, self.local, copy_function=self.link.copy)
+        try:
+            shutil.copytree(source, self.local, copy_function=self.link.copy)
+        except shutil.Error as error:
+            if source.exists():
+                raise
+            # The publisher removed the version meanwhile.
+            raise FileNotFoundError(source) from error
         (self.local / _MARK).write_text(str(version))
 
     def _apply(self, source: Path, version: int) -> None:
