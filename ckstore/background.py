@@ -171,7 +171,7 @@ class BackgroundSaves:
             if isinstance(outcome, CheckpointInfo):
                 context.totals.saved(outcome)
                 context.totals.tried_again(0 if outcome.counters is None else outcome.counters.retry_count)
-                if context.tracker is not None:
+                if any(subscriber.of_caller for subscriber in context.subscribers):
                     from ckstore.ops.save.subscribers import tell_caller
 
                     tell_caller(context, outcome)

@@ -2177,9 +2177,9 @@ class Store:
 
         def request() -> Request:
             self.background._settle(self._effective_run(run))  # noqa: SLF001 - its own
-            # Of several ranks, the first one names its run of a tracker.
-            is_tracked = getattr(ranks, "rank", 0) == 0
-            return request_of(self._context, self._run_named(run), step, options, progress, is_tracked=is_tracked)
+            # Of several ranks, the subscribers of the first one add their facts.
+            has_facts = getattr(ranks, "rank", 0) == 0
+            return request_of(self._context, self._run_named(run), step, options, progress, has_facts=has_facts)
 
         return request
 

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from ckstore.errors import BadInput
 from ckstore.interpreter import log
-from ckstore.model.checkpoint.tracker_run import TRACKED_BY, runs_in
+from ckstore.model.checkpoint.external_run import EXTERNAL_RUNS, external_runs
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.words import counted, printable
 from ckstore.objects.layout import MANIFEST
@@ -54,10 +54,12 @@ def track(store: Store, run: Any = None) -> TrackerLogger:
         msg = f"run must be a run of {', '.join(_ADAPTERS)}, got {type(run).__name__}"
         raise BadInput(msg, hint="pass the result of wandb.init, mlflow.start_run or trackio.init, or nothing")
     context = context_of(store)
-    tracking = context.tracker
-    if not isinstance(tracking, TrackerLogger):
-        tracking = context.tracker = TrackerLogger(context)
-        context.subscribers = (*context.subscribers, Subscriber("tracking", tracking.told, of_caller=True))
+    owners = (getattr(subscriber.told, "__self__", None) for subscriber in context.subscribers)
+    tracking = next((owner for owner in owners if isinstance(owner, TrackerLogger)), None)
+    if tracking is None:
+        tracking = TrackerLogger(context)
+        subscriber = Subscriber("tracking", tracking.told, of_caller=True, facts=tracking.facts)
+        context.subscribers = (*context.subscribers, subscriber)
     tracking.run = run
     tracking.find_runs()  # a save may begin in another thread
     return tracking
@@ -98,18 +100,18 @@ class TrackerLogger:
         with self._changed:
             return self._changed.wait_for(lambda: not self._unfinished, timeout_s)
 
-    def runs(self) -> list[dict[str, str]]:
-        """Return the identities of the runs of a save that begins in this thread."""
+    def facts(self) -> dict[str, list[dict[str, str]]]:
+        """Return the identities of the runs of a save that begins in this thread, for its metadata."""
         self._report_refused()
         if os.getpid() != self._pid:  # a run belongs to the process that began it
             self._warn(f"saves of process {os.getpid()} are not tracked, since it is a fork of process {self._pid}")
-            return []
+            return {}
         found = self.find_runs()
         if not found and not _is_disabled():
             self._warn("no run of a tracker is active, so checkpoints are not logged")
         for run in found:
             self._known[run.identity["kind"], run.identity["run"]] = run
-        return [run.identity for run in found]
+        return {EXTERNAL_RUNS: [run.identity for run in found]} if found else {}
 
     def find_runs(self) -> list[TrackedRun]:
         """Return the runs of a save that begins in this thread, and remember those that are active in it."""
@@ -142,10 +144,10 @@ class TrackerLogger:
         if os.getpid() != self._pid or info.id in self._logged:
             return ()
         refusal = ""
-        if not any((run.kind, run.run) in self._known for run in runs_in(info.metadata)):
-            if not self._known or TRACKED_BY not in info.metadata or publication.origin not in NEW:
+        if not any((run.kind, run.run) in self._known for run in external_runs(info.metadata)):
+            if not self._known or EXTERNAL_RUNS not in info.metadata or publication.origin not in NEW:
                 return ()
-            refusal = f"the metadata of the caller has {TRACKED_BY!r}, which names the runs"
+            refusal = f"the metadata of the caller has {EXTERNAL_RUNS!r}, which names the runs"
         else:
             self._logged.add(info.id)
         with self._changed:
@@ -187,7 +189,7 @@ class TrackerLogger:
                     return
                 info = self._waiting.popleft()
             failures = []
-            for identity in runs_in(info.metadata):
+            for identity in external_runs(info.metadata):
                 run = self._known.get((identity.kind, identity.run))
                 try:
                     if run is not None:
@@ -245,7 +247,7 @@ class TrackedRun(Protocol):
     """A run of a tracker.
 
     Attributes:
-        identity: The members of `TrackerRun`.
+        identity: The members of `ExternalRun`.
     """
 
     identity: dict[str, str]

@@ -114,13 +114,6 @@ class Evictor(Protocol):
         """Evict checkpoints, and return those that were evicted."""
 
 
-class Tracker(Protocol):
-    """Knows the runs of experiment trackers, such as W&B, that a save of this process belongs to."""
-
-    def runs(self) -> list[dict[str, str]]:
-        """Return the active runs, in the form that `model.checkpoint.tracker_run` reads. It must do no I/O."""
-
-
 class SaveWatch:
     """The observer of a save, which calls it from several threads. This class ignores all calls.
 
@@ -238,11 +231,10 @@ class Context:
     rescuer: Rescuer | None = None
     # Returns the evictor for a save that lacks space, or None if no other place gets every checkpoint.
     evictor: Callable[[], Evictor | None] | None = None
-    tracker: Tracker | None = None  # None if the saves of this handle are not tracked
-    writes_disabled_because: str = ""  # why this process must no longer write to the store; empty if it may
-    watch: SaveWatch = NO_WATCH  # the observer of saves
-    trainer_pid: int | None = None  # in a background saver, the process of its trainer; None in every other process
-    totals: SaveTotals = field(default_factory=SaveTotals)  # counts of the saves of this open store
+    writes_disabled_because: str = ""  # why this process must not write to the store any more; empty if it may
+    watch: SaveWatch = NO_WATCH  # called during a save
+    trainer_pid: int | None = None  # the process that a background saver saves for; None in every other process
+    totals: SaveTotals = field(default_factory=SaveTotals)  # counts of the saves of this store so far
     notices: Notices = field(default_factory=Notices)
     known: ProcessCache = field(default_factory=ProcessCache)
 
@@ -412,10 +404,12 @@ class Publication:
 class Subscriber(NamedTuple):
     """A function that is called after each commit."""
 
-    name: str  # the name of its task, for messages; also the key of its problem in `Notices.problems`
-    told: Callable[[Publication], Sequence[str]]  # the function, which returns notes for the user
-    # Whether it is also called in the caller's process after a saver process or another rank published.
-    of_caller: bool = False
+    name: str  # what it does, for messages; also the key of its problem in `Notices.problems`
+    told: Callable[[Publication], Sequence[str]]  # returns notes for the user
+    of_caller: bool = False  # also called in the process of the caller if a saver or another rank published
+    # Returns members for the metadata of a save that begins in this thread, if the caller has not given them. It is
+    # called in the process of the caller, without I/O, and does not raise. Of several ranks, the first one calls it.
+    facts: Callable[[], Mapping[str, Any]] | None = None
 
 
 def info_of(

@@ -12,7 +12,6 @@ from typing import Any
 from ckstore.errors import RankFailed, RankMismatch, SaveFailed
 from ckstore.fs import dirfd_stat
 from ckstore.fs.locks import DirectoryLock
-from ckstore.model.checkpoint.tracker_run import TRACKED_BY
 from ckstore.model.manifest.captured import Captured
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.lineage import CountedPieces
@@ -28,6 +27,7 @@ from ckstore.ops.save.continuation import described
 from ckstore.ops.save.health import judged, lineage_of
 from ckstore.ops.save.save import Request, StagedCheckpoint, draft_of, save_staged
 from ckstore.ops.save.write import StorageLocations
+from ckstore.ranks.part import FACTS
 from ckstore.ranks.part_merger import PartMerger
 from ckstore.ranks.rank_identity import Document, named
 from ckstore.ranks.work import WorkWatch
@@ -134,9 +134,8 @@ class MergedCheckpoint:
         texts = StateTexts.of(captured.leaves, captured.state)
         parent = self._parent(context, request, about)
         description = described(request.about, parent)
-        if TRACKED_BY in about[0]:
-            metadata = {TRACKED_BY: about[0][TRACKED_BY], **description.metadata}
-            description = replace(description, metadata=metadata)
+        if FACTS in about[0]:
+            description = replace(description, metadata={**about[0][FACTS], **description.metadata})
         draft = draft_of(context, captured, stored, texts, request.run, description, parent)
         found = None
         # A part of a rank that did not count, as by another version, would count as finite.

@@ -35,6 +35,9 @@ from ckstore.ops.save.write import store_sources
 from ckstore.ranks.work import RankWork, WorkWatch
 from ckstore.tensors.state_capture import Captured, capture
 
+FACTS = "facts"
+"""The key in the metadata of the first part. Its value has the members of the metadata that subscribers know of."""
+
 
 @dataclass(frozen=True, slots=True)
 class Shard:

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from ckstore.errors import CkstoreError, RankFailed, RankMismatch, StoreNotFound
-from ckstore.model.checkpoint.tracker_run import TRACKED_BY
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.objects.checkpoints import published_of_step
 from ckstore.ops.context import Context
@@ -22,7 +21,7 @@ from ckstore.ranks.attempt import AsRank
 from ckstore.ranks.decide import Coordinator
 from ckstore.ranks.file_rendezvous import FileRendezvous
 from ckstore.ranks.outcome import is_of_try
-from ckstore.ranks.part import Content, stage_part
+from ckstore.ranks.part import FACTS, Content, stage_part
 from ckstore.ranks.rank_identity import RankIdentity
 from ckstore.ranks.work import RankWork
 from ckstore.tensors.state_capture import Captured, capture
@@ -109,9 +108,8 @@ def _save(context: Context, work: RankWork, request: Request, captured: Captured
         deciding = Coordinator(context, meeting, work, request)
         try:
             # After the meeting was entered: so the others learn of a failure, and of a second process of this rank.
-            # The rank that decides publishes these runs, since only the first rank is tracked.
-            tracked_by = request.about.metadata.get(TRACKED_BY) if who.rank == 0 else None
-            about = {} if tracked_by is None else {TRACKED_BY: tracked_by}
+            # Any rank may publish, and the subscribers of the first one know the facts.
+            about = {FACTS: request.facts} if who.rank == 0 and request.facts else {}
             staging = stage_part(context, work, Content(captured, about), request.patience)
         except BaseException as error:
             deciding.fail(error)

@@ -93,6 +93,8 @@ CAPABILITIES = (
         frozenset({"saver", "savers"}),
         6,
     ),
+    # Its records are members of the metadata, and their form is that of a run of any program.
+    Capability("trackers", ("integrations/trackers.py",), frozenset({"tracker", "trackers", "tracked", "tracking"}), 0),
     Capability("report", ("ops/report/", "model/doctor/"), frozenset({"doctor", "html"}), 5),
 )
 

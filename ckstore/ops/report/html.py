@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median
 
 from ckstore.model.brief import HtmlReport
-from ckstore.model.checkpoint.tracker_run import runs_in
+from ckstore.model.checkpoint.external_run import external_runs
 from ckstore.model.digest import short_id
 from ckstore.model.doctor.finding import age_words
 from ckstore.model.manifest.health import unchanged_text
@@ -309,7 +309,7 @@ def _happened(page: ReportPage) -> str:
 def _checkpoints(page: ReportPage) -> str:
     shown = page.infos[-_ROWS_SHOWN:][::-1]
     by_id = {info.id: info for info in page.infos}
-    is_tracked = any(runs_in(info.metadata) for info in shown)
+    has_runs = any(external_runs(info.metadata) for info in shown)
     rows = []
     for info in shown:
         parent = by_id.get(info.parent or "")
@@ -324,13 +324,13 @@ def _checkpoints(page: ReportPage) -> str:
             metrics_text(info.metrics),
             " ".join([", ".join(info.tags), *damaged, *unhealthy, *unchanged]).strip(),
             parent.name if parent and parent.run != info.run else "",
-            *(["; ".join(map(str, runs_in(info.metadata)))] if is_tracked else []),
+            *(["; ".join(map(str, external_runs(info.metadata)))] if has_runs else []),
         )
         rows.append(row)
     if not rows:
         return ""
-    tracked_by = ("Tracked by",) if is_tracked else ()
-    head = ("Checkpoint", "Saved (UTC)", "Size", "New", "Metrics", "Tags", "Begun from", *tracked_by)
+    last = ("Tracked by",) if has_runs else ()
+    head = ("Checkpoint", "Saved (UTC)", "Size", "New", "Metrics", "Tags", "Begun from", *last)
     table = _table(f"The newest {len(rows)} of {len(page.infos)}", head, rows, "  >>")
     details = f"<details><summary>{counted(len(rows), 'checkpoint')}</summary>{table}</details>"
     return _section("Checkpoints", details, _superseded(page))

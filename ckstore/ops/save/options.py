@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, SupportsIndex, TypedDict
 
 from ckstore.errors import BadInput
@@ -9,7 +10,7 @@ from ckstore.model.names import check_step
 from ckstore.model.settings.patience import AskedPatience
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
     from ckstore.model.manifest.info import CheckpointInfo
     from ckstore.model.reports.progress import Progress
@@ -47,7 +48,7 @@ def request_of(  # noqa: PLR0917 - the arguments are those of `Request`
     progress: Progress | None,
     ref: str = "",
     *,
-    is_tracked: bool = True,
+    has_facts: bool = True,
 ) -> Request:
     """Return the request for a save, after looking up its parent and checking the options that can be checked.
 
@@ -58,20 +59,22 @@ def request_of(  # noqa: PLR0917 - the arguments are those of `Request`
         options: The options of the caller.
         progress: Called with the progress.
         ref: The ref of the parent, if the saver will look it up later. If empty, `options["parent"]` is looked up now.
-        is_tracked: Whether to add the runs of the store's tracker to the metadata, if the store has a tracker.
+        has_facts: Whether subscribers add their facts to the metadata.
     """
-    from ckstore.model.checkpoint.tracker_run import with_runs
     from ckstore.model.manifest.describe import describe
     from ckstore.ops.refs.find import find
     from ckstore.ops.save.continuation import parent_at
     from ckstore.ops.save.save import Request
 
-    tracker = context.tracker
     named = None if ref else options.get("parent")
     parent = None if named is None else parent_at(context, find(context, named))
+    metadata, facts = options.get("metadata"), _facts_of(context) if has_facts else {}
+    if facts and isinstance(metadata, Mapping | None):  # other types are errors
+        metadata = {**facts, **(metadata or {})}
+        facts = {name: metadata[name] for name in facts}
     about = describe(
         options.get("metrics"),
-        with_runs(options.get("metadata"), [] if tracker is None or not is_tracked else tracker.runs()),
+        metadata,
         options.get("message", ""),
         None if parent is None else parent.id,
     )
@@ -91,7 +94,17 @@ def request_of(  # noqa: PLR0917 - the arguments are those of `Request`
         parent=parent,
         patience=patience_in(options),
         if_run_in_use=options.get("if_run_in_use") or "append",
+        facts=facts,
     )
+
+
+def _facts_of(context: Context) -> dict[str, Any]:
+    """Return the members that subscribers add to the metadata of a save."""
+    facts: dict[str, Any] = {}
+    for subscriber in context.subscribers:
+        if subscriber.facts is not None:
+            facts |= subscriber.facts()
+    return facts
 
 
 def patience_in(options: SaveOptions) -> AskedPatience:

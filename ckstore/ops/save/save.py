@@ -15,10 +15,10 @@ the rename, the save cannot fail any more, and the next opener completes unfinis
 from __future__ import annotations
 
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cache, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ckstore.errors import (
     BadInput,
@@ -89,7 +89,7 @@ from ckstore.tensors.state_capture import Captured, capture
 from ckstore.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from ckstore.catalog.queries import Counted
     from ckstore.model.reports.progress import Progress
@@ -119,7 +119,8 @@ class Request:
     # saved.
     parent: Parent | None = None
     if_run_in_use: IfRunInUse = "append"
-    at_call: ParentAtCall | None = None  # the parent at the call, for a save that runs after its call has returned
+    at_call: ParentAtCall | None = None  # of a save that runs after its call has returned
+    facts: Mapping[str, Any] = field(default_factory=dict)  # the members of the metadata that subscribers know of
 
     def continued(self, context: Context) -> Parent | None:
         """Return the parent of the save, or None if this process knows none."""

@@ -35,7 +35,7 @@ def tell_caller(context: Context, checkpoint: CheckpointInfo) -> None:
 
 def _tell(publication: Publication, subscribers: Sequence[Subscriber]) -> None:
     problems = publication.context.notices.problems
-    for name, told, _ in subscribers:
+    for name, told, *_ in subscribers:
         try:
             notes = told(publication)
         except (CkstoreError, CkstoreWarning, OSError) as error:  # a warning is raised if warnings are errors

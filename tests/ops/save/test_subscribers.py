@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import pytest
 
-from ckstore import RetentionPolicy, Store
+from ckstore import BadInput, Ranks, RetentionPolicy, Store
 from ckstore.model.saver.messages import Open
-from ckstore.ops.context import NO_WATCH
+from ckstore.ops.context import NO_WATCH, Subscriber
 from ckstore.saver import compactor
 from ckstore.saver.server import main
 from ckstore.saver.server.status_page import Reporter
@@ -49,6 +50,48 @@ def test_each_that_fails_after_the_commit_is_a_warning_and_the_next_ones_are_tol
     assert not any("failed afterwards" in warning for warning in due.warnings)
     assert [one.step for one in due.checkpoints()] == [3, 4, 5, 6]
     check_store(due.path)
+
+
+def test_facts_of_a_subscriber_are_in_the_metadata_of_each_save(store: Store, tmp_path: Path) -> None:
+    """Members of the caller are kept. Of several ranks, the first one knows the facts, whichever publishes."""
+    facts: dict[str, Any] = {"place": {"rack": 7, "load": float("inf")}, "big": 2**70}
+    _add(store, Subscriber("describing", lambda _: (), facts=lambda: facts))
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "weights.bin").write_bytes(b"weights")
+
+    infos = [
+        store.save(state(1), step=1, metadata={"mine": 1}),
+        store.save_async(state(2), step=2).result(60),
+        store.commit(tmp_path / "files", step=3),
+        store.save(state(4), step=4, metadata={"place": "here"}),
+    ]
+    handles = [store, Store.open(store.path)]
+    _add(handles[1], Subscriber("describing", lambda _: (), facts=lambda: {"place": "of another rank"}))
+    for step in (5, 6):
+        saves = [
+            threading.Thread(
+                target=handles[rank].save,
+                args=(state(rank),),
+                kwargs={"step": step, "ranks": Ranks(rank, 2, f"try-{step}", timeout_s=120)},
+            )
+            for rank in ((0, 1) if step % 2 else (1, 0))
+        ]
+        for save in saves:
+            save.start()
+        for save in saves:
+            save.join()
+
+    assert [info.metadata for info in infos] == [{"mine": 1, **facts}, facts, facts, {**facts, "place": "here"}]
+    assert [store.info(step).metadata for step in (5, 6)] == [facts, facts]
+    with pytest.raises(BadInput, match="metadata: wanted a dict"):
+        store.save(state(7), step=7, metadata=cast("Any", 7))
+    Store.open(store.path).gc()  # removes the parts
+    check_store(store.path)
+
+
+def _add(store: Store, subscriber: Subscriber) -> None:
+    context = context_of(store)
+    context.subscribers = (*context.subscribers, subscriber)
 
 
 def test_settings_that_cannot_be_read_are_told_once(due: Store) -> None:

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import click
 
-from ckstore.model.checkpoint.tracker_run import runs_in
+from ckstore.model.checkpoint.external_run import external_runs
 from ckstore.model.digest import short_id
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.sizes import size_text
@@ -179,7 +179,7 @@ def _table(infos: Sequence[CheckpointInfo], out: Output) -> Iterator[str]:
 
 
 def _about(info: CheckpointInfo) -> list[str]:
-    """Return marks, metrics and tags of a checkpoint, the first line of its message, and its runs of trackers."""
+    """Return marks, metrics and tags of a checkpoint, the first line of its message, and the runs of other programs."""
     tags = f"({', '.join(info.tags)})" if info.tags else ""
     message = info.message.strip().partition("\n")[0]
     found = ("DAMAGED" if info.damaged else "", "UNHEALTHY" if info.unhealthy else "")
@@ -189,5 +189,5 @@ def _about(info: CheckpointInfo) -> list[str]:
         "compacted" if info.compacted else "",
         "superseded" if info.superseded else "",
     )
-    runs = " ".join(run.short for run in runs_in(info.metadata))
+    runs = " ".join(run.short for run in external_runs(info.metadata))
     return [part for part in (*found, *where, metrics_text(info.metrics), tags, printable(message), runs) if part]

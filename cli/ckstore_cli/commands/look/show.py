@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ckstore.errors import AmbiguousRef, NoSuchRef
-from ckstore.model.checkpoint.tracker_run import runs_in
+from ckstore.model.checkpoint.external_run import external_runs
 from ckstore.model.manifest.health import unchanged_text
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.sizes import size_text
@@ -101,7 +101,7 @@ def _lines(
     if info.notes:
         notes = (f"{note.created[:16].replace('T', ' ')} UTC  {note.text.strip()}" for note in info.notes)
         yield from _block("notes", printable("\n".join(notes), keep_lines=True))
-    for run in runs_in(info.metadata):
+    for run in external_runs(info.metadata):
         yield "tracked by", str(run)
     if info.metadata:
         text = json.dumps(to_json(info.metadata), indent=2, ensure_ascii=False)
