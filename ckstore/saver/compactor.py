@@ -1,4 +1,4 @@
-"""Starts the process that compacts old checkpoints, if the settings request it and none of this host is running."""
+"""Starts the process that compacts old checkpoints, if the settings request it and this host does not yet run one."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from ckstore.ops.context import Context
 from ckstore.saver.helper_start import start_beside
 
 ENTRY = "ckstore.saver.server.compactor"
-# A start takes half a second of a processor: not for each save of a training that saves each minute.
+# The minimum time between two checks. A start of the process takes half a second of a processor, which is too much for
+# each save of a training that saves every minute.
 _AGAIN_S = 600.0
-# Path of a store -> when this process looked last.
+# Path of a store -> when this process last checked it.
 _looked: dict[str, float] = {}
 
 
@@ -28,7 +29,7 @@ def wake(context: Context) -> None:
     if rule is None or not is_any_due(context, rule):
         return
     lock = lock_compaction(context)
-    if lock is None:  # one is at work
+    if lock is None:  # such a process is running
         return
     lock.release()
     start_beside(ENTRY, context)

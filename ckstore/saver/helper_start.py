@@ -18,7 +18,8 @@ def start_beside(entry: str, context: Context) -> subprocess.Popen[bytes]:
     about = {"path": str(context.layout.path), "catalog_path": catalog_path}
     nowhere = open_descriptor(os.devnull, os.O_WRONLY)
     try:
-        # It reports to the store. Credentials come with the environment, never in its arguments.
+        # Its output is discarded, because it reports to the store. Credentials are passed in the environment, never as
+        # arguments.
         return start(entry, json.dumps(about), nowhere)
     finally:
         os.close(nowhere)

@@ -16,12 +16,13 @@ from collections.abc import Sequence
 from ckstore.fs.memory_file import open_memory
 from ckstore.model.saver.messages import Message, decode, encode
 
-# Well below the socket's buffer (208 KiB by default), so that a short message finds room.
+# The maximum size of a packet. It is well below the buffer of the socket (208 KiB by default), so that short messages
+# fit into it.
 _PACKET_BYTES = 32 * 1024
 _INLINE = b"i"
 _BESIDE = b"b"
 _MOST_DESCRIPTORS = 4
-# The kernel reports a reset once; the bound keeps a broken socket from a loop.
+# The kernel reports a reset once. The limit prevents an endless loop with a broken socket.
 _MOST_RESETS = 3
 
 
@@ -38,7 +39,7 @@ def send(sock: socket.socket, message: Message | bytes, descriptors: Sequence[in
         if len(data) < _PACKET_BYTES:
             _send(sock, _INLINE + data, descriptors, flags)
             return True
-        # A message of megabytes (20,000 tensors) would fill the socket, and the trainer would wait for its reader.
+        # A message of megabytes (20,000 tensors) would fill the socket, and the trainer would wait until it is read.
         memory = open_memory("ckstore-message")
         try:
             left = memoryview(data)
@@ -58,8 +59,10 @@ def _send(sock: socket.socket, packet: bytes, descriptors: Sequence[int], flags:
 
 
 def receive(sock: socket.socket, timeout_s: float | None = None) -> tuple[Message | None, list[int]] | None:
-    """Return the next message and the descriptors sent with it, which the caller closes."""
-    # None: nothing came in time. ``(None, [])``: the other side is gone.
+    """Return the next message and the descriptors sent with it, which the caller closes.
+
+    Return None if none arrives in time, and ``(None, [])`` if the other side has ended.
+    """
     poller = select.poll()
     poller.register(sock, select.POLLIN)
     # `poll`, not `select`: a trainer may have more than 1,024 descriptors open.
@@ -69,14 +72,14 @@ def receive(sock: socket.socket, timeout_s: float | None = None) -> tuple[Messag
     descriptors: list[int] = []
     try:
         for _ in range(_MOST_RESETS):
-            # If the other side ended without reading everything, the kernel reports it once, before its last messages.
+            # If the other side ended without reading everything, the kernel reports one reset before the last messages.
             with contextlib.suppress(ConnectionResetError):
                 packet, descriptors, *_ = socket.recv_fds(sock, _PACKET_BYTES + 1, _MOST_DESCRIPTORS)
                 break
     except ConnectionError:
         return None, []
     for descriptor in descriptors:
-        # Else a program that the trainer starts keeps the snapshot's memory alive.
+        # Otherwise a program that the trainer starts would keep the memory of the snapshot allocated.
         os.set_inheritable(descriptor, False)
     if not packet:
         return None, []
@@ -96,7 +99,7 @@ def _read_all(memory: int) -> bytes:
     at = 0
     while at < len(out):
         got = os.preadv(memory, [memoryview(out)[at:]], at)
-        # Else a message that was cut short would be read for ever.
+        # Otherwise a truncated message would cause an endless loop.
         if not got:
             raise OSError("a message in memory is shorter than it was")
         at += got

@@ -1,9 +1,9 @@
 """Early copies: changed data of a state on devices is copied while the state is still being walked.
 
-The walk asks Python about each value, while the devices make copies by themselves. So large tensors of the last save of
-a run whose memory has not moved are first compared by their fingerprints, and changed ones are copied to a snapshot
-immediately. The walk decides: if it finds a tensor at another address or with another fingerprint, all are copied
-again.
+The walk needs Python for each value, while the devices can copy data without Python. Therefore the large tensors of the
+last save of a run are first compared by their fingerprints, and changed ones are copied to a snapshot immediately. The
+walk validates these copies: if it finds one of the tensors at another address or with another fingerprint, all tensors
+are copied again.
 """
 
 from __future__ import annotations
@@ -22,16 +22,22 @@ if TYPE_CHECKING:
     from ckstore.tensors.torch_sources import TorchSource
 
 _LEAST_BYTES = 2**20
-"""PCIe transfers this in 20 µs. Smaller storages are transferred together, once all are known."""
+"""The minimum size of a storage that is copied early, in bytes. PCIe transfers it in 20 µs.
+
+Smaller storages are transferred together, once all of them are known.
+"""
 _MOST_BYTES = 512 * 2**20
-"""PCIe transfers this in 10 ms, the time to walk and compare some thousand tensors."""
+"""The maximum number of bytes that are copied early.
+
+PCIe transfers them in 10 ms, the time to walk and compare a few thousand tensors.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class _Remembered:
     index: int
     name: str
-    storage: Any  # weak
+    storage: Any  # a weak reference
     start: int
     nbytes: int
     fingerprint: bytes
@@ -41,17 +47,17 @@ class _Remembered:
         from ckstore.tensors.torch_sources import TorchSource, storage_of
 
         storage = storage_of(self.storage)
-        # FSDP and offloading free the memory, and leave the storage.
+        # FSDP and offloading free the memory but keep the storage object.
         if storage is None or storage.nbytes() < self.start + self.nbytes:
             return None
         return TorchSource(self.name, storage, self.start, self.nbytes, ())
 
 
 class HeadStart:
-    """Copies that have begun. Call `give_up` at the end, whatever happened."""
+    """Copies that have begun. The caller calls `give_up` at the end in any case."""
 
     def __init__(self, pool: SnapshotPool, most: int) -> None:
-        self.waited: Collection[object] = ()  # as `capture` takes it
+        self.waited: Collection[object] = ()  # the argument `waited` of `capture`
         self._pool = pool
         self._most = most
         self._snapshot: Snapshot | None = None
@@ -80,7 +86,7 @@ class HeadStart:
 
         Empty if any copy is invalid.
         """
-        # What was copied lies between two fingerprints that are equal.
+        # A copy is valid if the fingerprints before and after it are equal.
         for one, source, before in self._copied:
             now: Any = sources[one.index] if one.index < len(sources) else None
             if now is None or now.space is not source.space or fingerprints.get(one.index) != before:
@@ -97,7 +103,7 @@ class HeadStart:
         return snapshot
 
     def give_up(self) -> None:
-        """Return the snapshot to the pool, unless the caller took it. Its next user waits for the copies."""
+        """Return the snapshot to the pool, unless the caller took it. The next user waits for running copies."""
         snapshot, self._snapshot = self._snapshot, None
         if snapshot is not None:
             self._pool.give(snapshot, self._most)
@@ -105,13 +111,13 @@ class HeadStart:
 
 
 class HeadStarts:
-    """The storages of the last save of each run with which the next save can begin."""
+    """For each run, the storages of its last save that the next save can copy early."""
 
     def __init__(self) -> None:
         self._runs: dict[str, tuple[list[_Remembered], int]] = {}
 
     def begin(self, run: str, pool: SnapshotPool, most: int) -> HeadStart:
-        """Begin with the remembered storages of a run, if there are any."""
+        """Begin to copy the remembered storages of a run, if there are any."""
         started = HeadStart(pool, most)
         large, nbytes = self._runs.pop(run, ((), 0))
         if large:

@@ -1,7 +1,7 @@
 """The trainer's side of background saves: makes snapshots and sends them to the saver.
 
-Neither its callers nor the thread that watches the saver access the filesystem of the store. `saver/client/queue` has
-the pending saves, and `saver/client/keeper` the process.
+Neither its callers nor the thread that watches the saver access the filesystem of the store. `saver/client/queue` holds
+the pending saves, and `saver/client/keeper` manages the saver process.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ if TYPE_CHECKING:
     """Returns the value that replaces the error of a save, or None if the error must be raised."""
 
 _COMPILE_S = 60.0
-"""Compiling a kernel takes a second on an idle machine, or ten on a busy one.
+"""The maximum time to compile the kernel for fingerprints, in seconds.
 
-Without the kernel, torch does its work.
+It takes one second on an idle machine, or ten on a busy one. Without the kernel, torch computes the fingerprints.
 """
 
 
@@ -59,14 +59,14 @@ class Client:
         on_left_out: Callable[[Iterable[str]], None],
     ) -> None:
         self.store = store
-        self.on_ended = on_ended  # called with what was saved, or why not, in the thread that watches the saver
-        self.on_left_out = on_left_out  # called, before the copy, with sentences about values that are not stored
+        self.on_ended = on_ended  # called with the checkpoint or the error, in the thread that watches the saver
+        self.on_left_out = on_left_out  # called before the copy, with sentences about values that are not stored
         self._begin()
         _clients.add(self)
 
     def _begin(self) -> None:
-        """Start, or start again, without a saver."""
-        # Not the queue's lock: a copy of gigabytes must not keep the saver's thread from answering.
+        """Initialize the client without a saver, at the start and in a forked child."""
+        # With the queue's lock, a copy of gigabytes would keep the thread that watches the saver from answering it.
         self._submitting = threading.RLock()
         self._queue = SaveQueue(self.on_ended)
         self._keeper = SaverKeeper(self.store, self._queue)
@@ -85,9 +85,10 @@ class Client:
         """Copy the state, except unchanged data of an existing checkpoint, and queue the save."""
         with self._submitting:
             begun_at = time.monotonic()
-            # First: the caller learns of a failed save before this one is copied, and the error is raised once.
+            # This is the first step, so that the caller learns of a failed save before this one is copied.
             self.raise_unread()
-            # Names say more than fingerprints, and behind an event nothing may be asked of the devices yet.
+            # Nothing is copied early if the caller names unchanged data, because names are more precise than
+            # fingerprints, or if it passes an event, because the devices may not have computed the state yet.
             has_head_start = limits.after is None and (unchanged is None or unchanged.selects is None)
             run = order.run if has_head_start else ""
             ahead = self._ahead.begin(run, self._queue.pool, limits.max_in_flight)
@@ -97,9 +98,9 @@ class Client:
                 ahead.give_up()
 
     def call_failed(self, run: object) -> None:
-        """Record that a call to save to a run raised.
+        """Record that a call to save to a run has raised an error.
 
-        Data that the next call names as unchanged is so since that call.
+        The next call names data that is unchanged since the failed call, which says nothing about the last save.
         """
         if isinstance(run, str):
             with self._queue.changed:
@@ -116,15 +117,16 @@ class Client:
         unchanged: UnchangedNames | None,
         tolerate: Tolerate | None,
     ) -> PendingSave:
-        # Before room is waited for: a state that cannot be stored must not wait minutes for its error.
+        # The state is captured before the wait for other saves, so that an error about the state is not delayed by
+        # minutes.
         captured = self._capture(state, limits, ahead)
         names = set() if unchanged is None else unchanged.names_in(captured)
-        # Before any memory is taken: with `max_in_flight` snapshots there is room for no other.
+        # The wait precedes the allocation of memory, because at most `max_in_flight` snapshots may exist.
         if not self._queue.make_way(limits):
             with self._queue.changed:
                 self._queue.bases.not_saved(order.run, names)
             return PendingSave(order.run, order.step, 0, skipped=True)
-        # With an event the devices may not have computed the state yet, and to wait for that is what it is to spare.
+        # With an event, the devices may not have computed the state yet, and the caller does not want to wait for them.
         fingerprints = _fingerprints(captured) if limits.after is None else {}
         first = ahead.indexes(captured.sources, fingerprints)
         with self._queue.changed:
@@ -132,11 +134,12 @@ class Client:
             placed = bases.place(captured, order, unchanged, names, last_parents, fingerprints, first)
         snapshot = ahead.take(placed.nbytes) if first else None
         if placed.kept is not None and names:
-            # A frozen base that is not copied any more leaves a snapshot many times too large: it goes back to the
-            # host.
+            # When a frozen base is no longer copied, the earlier snapshots are many times too large, so their memory
+            # is returned to the host.
             self._queue.pool.drop_above(2 * Snapshot.size_for(placed.nbytes))
         if snapshot is None:
-            # Nothing was copied, or in vain. First: with one snapshot for each save in flight it is the one to take.
+            # There are no early copies, or they are invalid. Their snapshot is returned to the pool first, because it
+            # may be the only one that `take` can return without allocating memory.
             first = ()
             ahead.give_up()
             snapshot = self._queue.pool.take(placed.nbytes)
@@ -158,18 +161,20 @@ class Client:
             pending.refuse = partial(self._keeper.refuse, order.number)
             pending.tolerate = tolerate
             order_bytes = b"" if copying is None else encode(order)
-            # As late as can be: what was done since it began took no time of its own.
+            # This wait is as late as possible: the steps above have run at the same time as the copy.
             if copying is not None and limits.after is None:
                 copying.wait()
                 copying = None
-            # After the copy: a tensor that was written meanwhile would be half old, half new in the snapshot.
+            # The check follows the copy: a tensor that was written meanwhile would be half old, half new in the
+            # snapshot.
             _check_unchanged(captured)
             save = Save(order, snapshot, pending, copying=copying, order_bytes=order_bytes, fingerprints=fingerprints)
             if copying is None:
                 pending.note("copied")
             with self._queue.changed:
                 self._queue.limits = limits
-                # Before the save is in the queue: if no saver can be started, nothing is left there to be waited for.
+                # The saver is started before the save is queued: if it cannot be started, the queue must not contain a
+                # save that never ends.
                 self._keeper.start_if_needed()
                 self._number = order.number
                 save.copied_s = time.monotonic() - begun_at
@@ -177,11 +182,12 @@ class Client:
             kept = () if placed.kept is None else placed.kept.storages
             self._ahead.remember(order.run, captured.sources, fingerprints, kept)
         except BaseException:
-            # Also at Ctrl-C: gigabytes of shared memory that nothing refers to would stay until the process ends.
+            # This also handles Ctrl-C: gigabytes of unused shared memory would otherwise stay allocated until the
+            # process ends.
             self._queue.give_back(snapshot, limits)
             raise
         with self._queue.changed:
-            # Outside `try`: from here the save belongs to the queue, and a failure is one of its saver.
+            # This is outside `try`, because the save now belongs to the queue, which handles a failure of its saver.
             self._keeper.send_waiting()
         if copying is not None:
             threading.Thread(target=self._send_when_copied, args=(save,), name="ckstore-copied", daemon=True).start()
@@ -190,7 +196,8 @@ class Client:
     def _capture(self, state: object, limits: SaverLimits, ahead: HeadStart) -> Captured:
         with python_gc_paused():
             captured = capture(state, after=limits.after, waited=ahead.waited)
-        # Before the save is begun: it would go on although its call raised, where warnings are errors.
+        # The warnings are issued before the save begins. If warnings are errors, the call raises one, and the save must
+        # not continue in the background.
         self.on_left_out(captured.left_out)
         return captured
 
@@ -201,10 +208,11 @@ class Client:
             return
         try:
             copying.wait()
-        except RuntimeError as found:  # torch's error for whatever happened on the device, now or before
+        except RuntimeError as found:  # torch raises it for any error on the device, also an earlier one
             error = SaveFailed(f"copying the state from the device failed: {found}", hint="nothing was saved")
         with self._queue.changed:
-            # Two threads may see its end, the second as the store is closed; or its saver was given up meanwhile.
+            # Another thread has already handled the end of the copy (`close` also waits for it), or the save has ended
+            # because its saver was given up.
             if save.copying is None or save not in self._queue.saves:
                 return
             save.copying = None
@@ -231,8 +239,8 @@ class Client:
                     if captured.space is not None:
                         snapshot.pin(captured.space)
                         captured.space.prepare(_COMPILE_S)
-                        _fingerprints(captured)  # the first time each operation takes longer
-                finally:  # also at Ctrl-C, or when the device fails: else its memory stays until the process ends
+                        _fingerprints(captured)  # the first call of each operation takes longer
+                finally:  # also after Ctrl-C or a device error: otherwise the memory stays until the process ends
                     pool.give(snapshot, self._queue.limits.max_in_flight)
             with self._queue.changed:
                 self._queue.limits = limits
@@ -260,7 +268,7 @@ class Client:
     def close(self) -> None:
         """Close the socket, so that the saver finishes its orders and exits, and free the memory of snapshots."""
         for save in [*self._queue.saves]:
-            self._send_when_copied(save)  # an order that comes behind `Close` would not be read
+            self._send_when_copied(save)  # the saver does not read orders that follow `Close`
         with self._queue.changed:
             self._keeper.close()
         self._queue.pool.close()
@@ -301,7 +309,7 @@ _clients: weakref.WeakSet[Client] = weakref.WeakSet()
 
 
 def _forget_in_child() -> None:
-    # A fork shares the socket: a child that answered, or closed it with a message, would speak for its parent.
+    # A fork shares the socket: the saver would take an answer or a `Close` from the child as a message of the parent.
     for client in tuple(_clients):
         client.let_go_in_child()
 

@@ -1,6 +1,6 @@
 """Starts savers, sends them orders, and watches them: one process at a time, and one thread that reads its messages.
 
-A dead saver is replaced once for each save. A stuck saver is killed, and its save is given up:
+A dead saver is replaced once for each save. A stuck saver is killed, and its save is given up. See
 docs/explanation/async.md.
 """
 
@@ -17,20 +17,21 @@ from ckstore.saver.client.process import SaverProcess, StallWatch
 from ckstore.saver.client.queue import SaveQueue
 from ckstore.saver.client.running_save import failed, given_up, heard_of, refused
 
-# How late a stall or the end of the trainer's wait is noticed; far below `stall_timeout_s`, and no load on the trainer.
+# The time between two checks for a stall. It is far below `stall_timeout_s`, and the checks are no load on the trainer.
 _LOOK_S = 0.5
-# A saver that the kernel killed for memory would be killed again: its second death is the save's error.
+# The maximum number of savers that may die with one save. If the kernel killed a saver for lack of memory, it would
+# kill each new one as well.
 _TRIES = 2
 _MOST_GIVEN_UP = 4
-"""A process that a frozen disk holds keeps its snapshot until it ends, so their number is limited."""
+"""The maximum number of killed savers that have not ended. A saver that waits for a frozen disk keeps its snapshot."""
 
 
 class SaverKeeper:
     """The saver of one client. Methods are called with the lock of the queue, except those of its thread."""
 
     def __init__(self, store: Open, queue: SaveQueue) -> None:
-        self.process: SaverProcess | None = None  # the saver that is there; None: none
-        self.given_up: list[SaverProcess] = []  # those that were killed and may not have ended
+        self.process: SaverProcess | None = None  # the current saver, if there is one
+        self.given_up: list[SaverProcess] = []  # savers that were killed and may not have ended
         self._store = store
         self._queue = queue
         self._closing = False
@@ -39,7 +40,7 @@ class SaverKeeper:
     def start_if_needed(self) -> None:
         """Start a saver if none accepts orders."""
         while self._closing and self.process is not None:
-            # With a deadline: a saver that a frozen disk holds never ends.
+            # The wait has a deadline, because a saver that waits for a frozen disk never ends.
             if not self._queue.changed.wait(self._queue.limits.timeout_s):
                 msg = "the saver that was closed has not ended yet"
                 raise InUse(msg, hint="wait for its saves: store.background.wait()")
@@ -49,26 +50,27 @@ class SaverKeeper:
     def send_waiting(self) -> None:
         """Send orders in sequence, as far as the socket accepts them."""
         for save in self._queue.saves:
-            if save.copying is not None:  # it and those behind it are sent when a thread has seen its end
+            if save.copying is not None:  # a thread sends this save and the later ones when the copy has ended
                 return
-            # In their order: the saver takes them one after another, and the order of checkpoints is the caller's.
+            # The orders are sent in the caller's sequence. The saver carries them out one after another, so the
+            # checkpoints have the same sequence.
             if not save.sent:
                 order = save.order
                 message: Order | bytes = save.order_bytes or order
                 if self._is_new:
-                    # A new saver has heard nothing of what the one before it was told, so its first order carries all.
+                    # A new saver has not received the earlier orders, so its first order carries all entries.
                     message = replace(order, last_parents=self._queue.parents.for_new_saver(order.last_parents))
-                # The socket is full: the thread that watches sends the rest when the saver has read some.
+                # If the socket is full, the watching thread sends the rest when the saver has read some messages.
                 if self.process is None or not self.process.send(message, [save.snapshot.fd]):
                     return
                 self._is_new = False
                 save.sent = True
-                if save.pending.is_cancelled:  # a saver before this one was told
+                if save.pending.is_cancelled:  # only an earlier saver may have been told
                     self.refuse(order.number)
 
     def refuse(self, number: int) -> None:
         """Report a cancelled order to the saver, without the lock, since a signal handler may call this."""
-        # Where its socket takes no more it hears so when it asks.
+        # If the socket is full, the saver learns of it when it asks for permission to publish.
         process = self.process
         if process is not None:
             process.send(Answer(number, allowed=False))
@@ -84,14 +86,15 @@ class SaverKeeper:
             self.process.let_go()
 
     def _start(self) -> None:
-        # Each killed saver keeps its snapshot mapped until the disk lets it go: more of them would fill the host's
-        # memory.
+        # Each killed saver keeps its snapshot mapped until the disk answers, so more of them would fill the memory of
+        # the host.
         self.given_up = [process for process in self.given_up if not process.ended(0.0)]
         if len(self.given_up) >= _MOST_GIVEN_UP:
             savers = f"{len(self.given_up)} savers of {self._store.path}"
             msg = f"{savers} that were killed have not ended: they wait for the disk"
             raise SaveFailed(msg, hint="nothing was saved; save again when the storage of the store answers")
-        # The thread first, then `Open`: a saver whose words nothing reads could only be noticed by its stall.
+        # The thread that reads its messages is started before `Open` is sent. Otherwise a failure of the saver would
+        # only be noticed as a stall.
         self.process = process = self._watched()
         self._closing = False
         self._is_new = True
@@ -106,7 +109,7 @@ class SaverKeeper:
             threading.Thread(target=self._watch, args=(process,), name="ckstore-saver", daemon=True).start()
         except (OSError, RuntimeError) as error:  # Python's error for threads is a RuntimeError
             if process is not None:
-                # Process without a thread: it would wait for orders for ever.
+                # Without a thread, the process would wait for orders forever.
                 process.kill()
                 process.let_go()
             msg = f"the saver process could not be started: {error}"
@@ -127,15 +130,15 @@ class SaverKeeper:
             if not self._follow(process):
                 return
             reason = process.why()  # waits a moment for its end
-        # Without this the thread would end silently, and `result()` wait for a save that nothing watches.
+        # Without this, the thread would end silently, and `result()` would wait for a save that no thread watches.
         except Exception as error:  # noqa: BLE001 - a mistake here must not leave a caller waiting
             reason = f"watching the saver process {process.pid} failed: {error!r}"
             self._queue.say(logging.ERROR, f"{reason}\n{traceback.format_exc()}")
-        # Killed also where it closed its socket only: two savers must not go on with one order.
+        # The process is also killed if it only closed its socket: two savers must not carry out the same order.
         process.kill()
         process.let_go()
         with self._queue.changed:
-            # A saver that was given up meanwhile has a successor, whose saves are not this thread's to move.
+            # If the saver was given up meanwhile, its successor has the saves, and another thread watches them.
             if process is self.process:
                 self._replace(reason)
 
@@ -147,30 +150,31 @@ class SaverKeeper:
             queue.log_said()
             got = process.receive(_LOOK_S)
             with queue.changed:
-                # It was given up: its words are about saves that another saver makes now.
+                # The saver was given up. Its messages are about saves that its successor now carries out.
                 if process is not self.process:
                     return False
                 if got is not None:
                     message = got[0]
                     if message is None:
                         return True
-                    # What was said is heard before the stall is judged, so a message that lay in the socket counts as a
-                    # sign of life.
+                    # Messages are handled before the check for a stall, so that a message that was already in the
+                    # socket counts as a sign of life.
                     self._heard(process, message)
                     heard_count += 1
                 self.send_waiting()
                 at = queue.saves[0].pending if queue.saves else None
-                # Not what it said: in a pause between two tries it says the same again and again.
+                # The number of messages counts, not their content: in a pause between two tries, the saver repeats the
+                # same message.
                 said = (len(queue.saves), heard_count)
-                is_busy = at is not None and queue.saves[0].copying is None  # else it waits for a device
+                is_busy = at is not None and queue.saves[0].copying is None  # otherwise it waits for a device
                 idle_s = stall.idle_s(said, is_busy=is_busy or self._closing)
-                # Neither a word nor a tick of processor time: slow storage with a busy saver never comes here.
+                # The saver has sent no message and used no processor time. A busy saver with slow storage does both.
                 if idle_s > queue.limits.stall_timeout_s:
                     self._give_up(process, idle_s)
                     return False
 
     def _heard(self, process: SaverProcess, message: Message) -> None:
-        # The store cannot be opened: another saver would fail as well, so all its saves end now.
+        # Number 0 means that the store cannot be opened. Another saver would also fail, so all saves end now.
         if isinstance(message, Failed) and message.number == 0:
             for save in [*self._queue.saves]:
                 self._queue.end(save, refused(save, message.error))
@@ -185,7 +189,7 @@ class SaverKeeper:
     # ---- a saver that is lost
 
     def _replace(self, reason: str) -> None:
-        """Handle the end of the saver: send its unfinished orders to another one, once."""
+        """Handle the end of the saver: send its unfinished orders to another one, once for each save."""
         was_closing = self._lose()
         self._queue.changed.notify_all()
         saves = self._queue.saves
@@ -193,7 +197,7 @@ class SaverKeeper:
             if not was_closing:
                 self._queue.say(logging.WARNING, f"{reason}, while it had nothing to do; the next save starts another")
             return
-        # Only the first can have been begun, so only that one can be what killed the saver.
+        # Only the first save can have begun, so only that one can have killed the saver.
         begun = saves[0]
         begun.tries += 1
         if begun.tries == _TRIES:
@@ -203,12 +207,12 @@ class SaverKeeper:
             self._go_on(was_closing=was_closing)
 
     def _give_up(self, process: SaverProcess, idle_s: float) -> None:
-        """Kill a stuck saver, and give up the save that it had begun. The saves after it get another saver."""
-        # What was killed runs no instruction of its own any more, so it can neither ask nor begin another order.
-        # Killed before anything else: from here it can ask for no permission, so the save cannot appear later.
+        """Kill a stuck saver, and give up the save that it had begun. Later saves get another saver."""
+        # The process is killed first. From then on it runs no instructions of its own, so it can neither ask for
+        # permission nor begin another order, and the save cannot appear later.
         process.kill()
         process.let_go()
-        # The kernel may hold it in a call on the disk for hours: `kill` is a wish until that returns.
+        # The kernel may keep the process in a system call on the disk for hours. It ends only when that call returns.
         self.given_up.append(process)
         was_closing = self._lose()
         reason = f"the saver process {process.pid} did nothing for {idle_s:.0f} s"
@@ -216,7 +220,8 @@ class SaverKeeper:
         saves = self._queue.saves
         if saves:
             begun = saves[0]
-            # Not kept for the next save: the stuck process has the memory mapped, and may write it to the disk yet.
+            # The snapshot is not kept for the next save, because the stuck process has the memory mapped and may still
+            # write it to the disk.
             self._queue.end(begun, given_up(begun, reason), keep=False)
         if saves:
             self._go_on(was_closing=was_closing)
@@ -230,7 +235,7 @@ class SaverKeeper:
     def _go_on(self, *, was_closing: bool) -> None:
         """Start another saver for the remaining saves, in their order."""
         for save in self._queue.saves:
-            # Those behind it go on in their order; a permission that was given counts as perhaps used.
+            # A permission to publish that the lost saver has received counts as possibly used.
             save.again()
         try:
             self._start()

@@ -15,7 +15,7 @@ from ckstore.model.saver.status import SaveEvent
 class PendingSave:
     """A save that continues in the background; see `ckstore.Store.save_async`.
 
-    Its methods may be called from any thread, also in a signal handler, except for those that wait.
+    Its methods may be called from any thread. Those that do not wait may also be called in a signal handler.
 
     Attributes:
         run: The run of the save.
@@ -32,15 +32,15 @@ class PendingSave:
         self._done_bytes = 0
         self._state = "skipped" if skipped else "queued"
         self._events: list[SaveEvent] = []
-        # Its own lock, a re-entrant one: `cancel` may come from a signal handler while this thread holds it.
+        # The lock is re-entrant, because a signal handler may call `cancel` while this thread holds it.
         self._changed = threading.Condition()
         self._staged = skipped
         self._info: CheckpointInfo | None = None
         self._error: CkstoreError | None = None
         self._unread = False
         self._cancelled = self._granted = False
-        self.refuse: Callable[[], object] | None = None  # tells the saver that it was given up
-        # Returns what stands for an error, None if that is to be raised; None: each is.
+        self.refuse: Callable[[], object] | None = None  # tells the saver that the save was cancelled
+        # Returns the value that replaces an error, or None if the error must be raised. Without it, all are raised.
         self.tolerate: Callable[[CkstoreError, str, int | None], NotSaved | None] | None = None
         self._not_saved: NotSaved | None = None
         if skipped:
@@ -75,21 +75,21 @@ class PendingSave:
         return tuple(self._events)
 
     def done(self) -> bool:
-        """Whether it has ended, with or without success."""
+        """Whether the save has ended, with or without success."""
         return self._error is not None or self._state == "done"
 
     def wait_staged(self, timeout_s: float | None = None) -> bool:
         """Wait until the saver has the snapshot. From then on the save completes even if this process ends.
 
         Returns:
-            False if the saver does not have it after `timeout_s`. Without `timeout_s`, this waits as long as the saver
-                makes progress.
+            False if the saver does not have the snapshot after `timeout_s`. Without `timeout_s`, this waits as long as
+                the saver makes progress.
 
         Raises:
             SaveFailed: The save has failed. `result` raises the cause.
         """
         with self._changed:
-            # Or ended: a save that failed before it was staged must not be waited for without end.
+            # The wait also ends with the save, because a save that fails early is never staged.
             self._changed.wait_for(lambda: self._staged or self.done(), timeout_s)
             if self._error is not None and not self.skipped:
                 self._unread = False
@@ -100,15 +100,15 @@ class PendingSave:
         """Wait for the end, and return the durable checkpoint.
 
         Args:
-            timeout_s: The maximum wait. If None, as long as the saver makes progress (see `stall_timeout_s` of
-                `save_async`).
+            timeout_s: The maximum wait. If None, this waits as long as the saver makes progress (see `stall_timeout_s`
+                of `save_async`).
 
         Raises:
-            TimeoutError: It has not ended in time.
-            SaveAbandoned: The saver was stuck, or the save was cancelled. It was not published, and will not be.
+            TimeoutError: The save has not ended in time.
+            SaveAbandoned: The saver was stuck, or the save was cancelled. The checkpoint will not be published.
             UnknownOutcome: The saver became stuck while it published.
             NotUnchanged: A tensor that was named in ``unchanged=`` has changed.
-            CkstoreError: As `Store.save` raises it.
+            CkstoreError: An error that `Store.save` also raises.
         """
         error = self.exception(timeout_s)
         if error is not None:
@@ -121,22 +121,22 @@ class PendingSave:
         """Wait like `result`, but return `NotSaved` for a failure that ``on_failure="warn"`` tolerates.
 
         Raises:
-            TimeoutError: It has not ended after `timeout_s`.
-            CkstoreError: As `result`, if the failure is not tolerated.
+            TimeoutError: The save has not ended after `timeout_s`.
+            CkstoreError: The error that `result` raises, if the failure is not tolerated.
         """
         self.exception(timeout_s)
         return self.result() if self._not_saved is None else self._not_saved
 
     def exception(self, timeout_s: float | None = None) -> CkstoreError | None:
-        """Wait for the end, and return the error that `result` would raise, or None if it was saved.
+        """Wait for the end, and return the error that `result` would raise, or None if the save has succeeded.
 
         Raises:
-            TimeoutError: It has not ended in time.
+            TimeoutError: The save has not ended in time.
         """
         with self._changed:
             if not self._changed.wait_for(self.done, timeout_s):
                 raise TimeoutError(f"the save of {self.name} has not ended after {timeout_s} s; it is {self._state}")
-            # Read by the caller: the next save must not raise it once more.
+            # The caller has now read the error, so the next save must not raise it again.
             self._unread = False
             return self._error
 
@@ -147,22 +147,23 @@ class PendingSave:
             False if it is too late to cancel.
         """
         with self._changed:
-            # After the yes the saver may be in the rename: a cancelled save that appears anyway is worse than none
-            # cancelled.
+            # Once the save is allowed to publish, the saver may be in the rename. A cancelled save that still appears
+            # would be worse than a save that cannot be cancelled.
             if self.done() or self._granted:
                 return False
             self._cancelled = True
             refuse = self.refuse
-        # Not only when the saver asks: this process may have ended by then, and its end counts as a yes.
+        # The saver is told now, and not only when it asks: this process may have ended by then, which the saver takes
+        # as permission.
         if refuse is not None:
             refuse()
         return True
 
-    # ---- for the client: what becomes of it
+    # ---- for the client
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether it was cancelled before its publishing began."""
+        """Whether the save was cancelled before its publishing began."""
         return self._cancelled
 
     def note(self, name: str, done_bytes: int | None = None) -> None:
@@ -173,7 +174,7 @@ class PendingSave:
             if name == "staged":
                 self._staged = True
             elif name not in ("copied", "durable"):
-                # A second saver comes to the same states again; each counts once.
+                # The saver also reports its progress within a state, which is not an event.
                 if self._state == name:
                     return
                 self._state = name
@@ -181,9 +182,9 @@ class PendingSave:
             self._changed.notify_all()
 
     def grant(self, step: int) -> bool:
-        """Whether it may be published at this step. It cannot be cancelled afterwards."""
+        """Return whether the save may be published at this step. If so, it can no longer be cancelled."""
         with self._changed:
-            # Cancel and grant under one lock: exactly one of them wins.
+            # `cancel` and `grant` use the same lock, so exactly one of them succeeds.
             if self._cancelled:
                 return False
             self.step = step
@@ -214,7 +215,7 @@ class PendingSave:
                 self.note("done", self.total_bytes)
 
     def take_unread(self) -> CkstoreError | None:
-        """Return an error that was not read, once."""
+        """Return the error if the caller has not read it, and mark it as read."""
         with self._changed:
             unread, self._unread = self._unread, False
             return self._error if unread else None

@@ -23,11 +23,13 @@ _START = (
     "import json,sys; mark,entry,about,path=sys.argv[1:5]; sys.path[:]=json.loads(path); "
     "import importlib; importlib.import_module(entry).main(about)"
 )
-# The end of a traceback; more would bury the message of the error.
+# How much of the end of the saver's output a message quotes. A longer traceback would bury the message.
 _LAST_LINES_BYTES = 2000
-# After its socket ended a process needs some milliseconds to die; with a frozen disk it never does.
+# The maximum wait for the end of a process whose socket was closed. It usually takes some milliseconds. A process that
+# waits for a frozen disk never ends.
 _DEATH_S = 1.0
-# Ten looks: a trainer that was stopped for longer (SIGSTOP, a laptop's lid) must not blame its saver.
+# Ten times the interval between two checks. After a longer pause, the trainer itself was stopped (SIGSTOP, a closed
+# laptop), and must not blame its saver.
 _LATE_S = 5.0
 
 _children: list[subprocess.Popen[bytes]] = []
@@ -39,7 +41,7 @@ class SaverProcess:
     """One saver, which lives until its socket is closed and its orders are finished."""
 
     def __init__(self) -> None:
-        # Else ended savers stay as zombies until the trainer ends: nothing else waits for them.
+        # Otherwise ended savers would remain zombies until the trainer ends, because nothing else waits for them.
         reap()
         self._failure = ""
         self._said = -1
@@ -53,16 +55,16 @@ class SaverProcess:
             raise
         finally:
             saver_end.close()
-        self.pid = self._child.pid  # of the process
+        self.pid = self._child.pid
 
     def send(self, message: Message | bytes, descriptors: Sequence[int] = ()) -> bool:
-        """Send without waiting. Return False if the socket accepts no more."""
-        # `receive` sees the end of a saver, also of one that could not be sent its orders and is killed: `why` says so.
+        """Send a message without waiting. Return False if the socket accepts no more."""
+        # A saver that cannot be sent its orders is killed. `receive` then reports its end, and `why` the reason.
         try:
-            # Without waiting: the trainer must never stand still for a saver that does not read.
+            # The call does not wait, because a saver that does not read must never block the trainer.
             return wire.send(self._sock, message, descriptors, wait=False)
         except ConnectionError:
-            # True, so that the order counts as sent: the thread that reads sees the end and gives it to another saver.
+            # The order counts as sent. The watching thread notices the end of the saver and sends it to another one.
             return True
         except OSError as error:
             self._failure = f" since it could not be sent its orders: {error}"
@@ -72,23 +74,23 @@ class SaverProcess:
     def receive(self, timeout_s: float) -> tuple[Message | None] | None:
         """Return the next message.
 
-        Return None if none arrives in time, and ``(None,)`` if the saver has ended or was closed.
+        Return None if none arrives in time, and ``(None,)`` if the saver has ended or this side was closed.
         """
         try:
             got = wire.receive(self._sock, timeout_s)
-        # ValueError: this side was closed by another thread, whose descriptor is -1 then.
+        # ValueError: another thread has closed this side, so the descriptor of the socket is -1.
         except (OSError, ValueError):
             return (None,)
         if got is None:
             return None
         message, descriptors = got
         for descriptor in descriptors:
-            # A saver sends none; one that came anyway must not be left open.
+            # A saver sends no descriptors. One that arrives anyway must not stay open.
             os.close(descriptor)
         return (message,)
 
     def kill(self) -> None:
-        """Kill the process, even if it is stopped. One that a frozen disk holds ends when the disk answers."""
+        """Kill the process, even if it is stopped. If it waits for a frozen disk, it ends when the disk answers."""
         self._child.kill()
 
     def let_go(self) -> None:
@@ -99,7 +101,7 @@ class SaverProcess:
             os.close(said)
 
     def ended(self, timeout_s: float = _DEATH_S) -> bool:
-        """Whether it has ended, or ends within `timeout_s`."""
+        """Whether the process has ended, or ends within `timeout_s`."""
         try:
             self._child.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -108,7 +110,7 @@ class SaverProcess:
         return True
 
     def why(self) -> str:
-        """Return how it ended, with the last lines that it wrote."""
+        """Return how the process has ended, with the last lines of its output."""
         status = self._child.returncode if self.ended() else None
         if status is None:
             how = "closed its socket and has not ended"
@@ -142,11 +144,11 @@ def start(entry: str, about: str, said: int, pass_fds: Sequence[int] = ()) -> su
     if not sys.executable:
         msg = "sys.executable is empty: there is no Python to start a saver with"
         raise SaveFailed(msg, hint="use save() in an embedded interpreter")
-    # As the trainer: with other flags its compiled modules could not be used.
+    # The same optimization flags as the trainer: with others, its compiled modules could not be used.
     flags = ["-" + "O" * sys.flags.optimize] if sys.flags.optimize else []
     path = [os.path.abspath(entry) for entry in sys.path]  # noqa: PTH100 - "" is the working directory, as for imports
-    # Isolated, with the trainer's `sys.path` alone: PYTHONPATH, or a json.py in the working directory, must not get in
-    # first.
+    # Isolated (-I), and with the trainer's `sys.path` only: otherwise PYTHONPATH, or a json.py in the working
+    # directory, could replace the modules that the saver imports.
     command = [sys.executable, *flags, "-I", "-c", _START, MARK, entry, about, json.dumps(path)]
     child = subprocess.Popen(  # noqa: S603 - the interpreter itself
         command,
@@ -154,8 +156,8 @@ def start(entry: str, about: str, said: int, pass_fds: Sequence[int] = ()) -> su
         stdout=said,
         stderr=said,
         pass_fds=pass_fds,
-        cwd="/",  # so that it keeps no filesystem from being unmounted
-        start_new_session=True,  # Ctrl-C and a hang-up of the terminal are for the trainer
+        cwd="/",  # so that the process keeps no filesystem from being unmounted
+        start_new_session=True,  # only the trainer gets Ctrl-C and a hang-up of the terminal
     )
     with _children_mutex:
         _children.append(child)
@@ -170,8 +172,8 @@ def _forget_in_child() -> None:
     global _children_mutex  # noqa: PLW0603
     _children_mutex = threading.Lock()
     for child in _children:
-        # Popen's own end would wait for the parent's child, and warn of it.
-        child.returncode = 0  # it is a child of the parent: there is nothing to wait for here
+        # Otherwise the destructor of Popen would wait for the parent's child, and warn about it.
+        child.returncode = 0
     _children.clear()
 
 
@@ -190,7 +192,7 @@ class StallWatch:
         """Return for how many seconds neither its messages nor its processor time have changed."""
         now = time.monotonic()
         seen = (said, self._ticks())
-        # This process itself may have been stopped for a while, in which its saver could say nothing that it heard.
+        # If this process itself was stopped for a while, it could not receive messages of its saver during that time.
         if seen != self._seen or not is_busy or now - self._looked_at > _LATE_S:
             self._seen = seen
             self._moved_at = now
@@ -200,9 +202,9 @@ class StallWatch:
     def _ticks(self) -> tuple[bytes, ...]:
         """Return the processor time of the process, or nothing if the system does not report it."""
         try:
-            # From the last parenthesis: a process may be named "a) b".
+            # The fields are counted from the last parenthesis, because a process may be named "a) b".
             fields = self._stat.read_bytes().rpartition(b")")[2].split()
         except OSError:
             return ()
-        # utime and stime: a saver that hashes 100 GB says nothing new for a while, but uses the processor.
+        # These are utime and stime. A saver that hashes 100 GB may send nothing for a while, but it uses the processor.
         return tuple(fields[11:13])

@@ -43,27 +43,27 @@ class Parents:
         return {run: parent for run, parent in tuple(last_parents.items()) if self._told.get(run) != parent}
 
     def ordered(self, order: Order, last_parents: MutableMapping[str, Parent]) -> None:
-        """Record the entries of an order. `last_parents` gets the result of the save."""
+        """Record the entries of an order. The result of the save will be entered in `last_parents`."""
         self._known = last_parents
         self._told.update(order.last_parents)
         self._changed_by.update(dict.fromkeys(order.last_parents, order.number))
 
     def ended(self, order: Order, saved: CheckpointInfo | None) -> None:
-        """Record the end of a save. A failed save has no `saved`."""
-        # Also of a failed save: the saver had heard of these parents, whatever became of the checkpoint.
+        """Record the end of a save. A failed save passes None as `saved`."""
+        # The entries are also recorded for a failed save, because the saver received them whatever the outcome.
         self._settled.update(order.last_parents)
         if saved is None:
             return
         after = self._settled[saved.run] = after_save(self._settled.get(saved.run), saved)
-        if self._changed_by.get(saved.run, 0) > order.number:  # a load came between this save and a later one
+        if self._changed_by.get(saved.run, 0) > order.number:  # a load was made between this save and a later one
             return
         before = self._told.get(saved.run)
         self._told[saved.run] = after
-        if self._known.get(saved.run) == before:  # otherwise a load came after this save
+        if self._known.get(saved.run) == before:  # otherwise a load was made after this save
             self._known[saved.run] = after
 
     def for_new_saver(self, news: Mapping[str, Parent]) -> dict[str, Parent]:
-        """Return the entries for the first order to a new saver. The order itself has `news`."""
+        """Return the entries for the first order to a new saver. `news` are the entries of the order itself."""
         return {**self._settled, **news}
 
 
@@ -71,12 +71,12 @@ class Parents:
 class SaverLimits:
     """The maximum number of background saves at a time, and the limits for waiting."""
 
-    max_in_flight: int = 1  # so many snapshots there are at a time
-    when_busy: str = "wait"  # ``wait``, ``skip`` or ``error``: what to do when there are so many
-    timeout_s: float = 600.0  # how long ``wait`` waits
-    stall_timeout_s: float = 120.0  # a saver that does nothing for so long is given up
-    nice: int = 0  # added to the niceness of a saver that is started now
-    # An event of a device, behind which the state is copied; None: all that was queued is waited for.
+    max_in_flight: int = 1  # the maximum number of unfinished saves, each with a snapshot
+    when_busy: str = "wait"  # ``wait``, ``skip`` or ``error``: what a save does if the maximum is reached
+    timeout_s: float = 600.0  # the maximum time that ``wait`` waits
+    stall_timeout_s: float = 120.0  # a saver that does nothing for this time is given up
+    nice: int = 0  # added to the niceness of a new saver
+    # An event of a device, after which the state is copied. If None, the copy follows all queued work of the devices.
     after: object = None
 
     def check(self) -> None:
@@ -98,12 +98,12 @@ class SaveQueue:
     """The saves of one client that have not ended."""
 
     def __init__(self, on_ended: Callable[[CheckpointInfo | CkstoreError], None]) -> None:
-        self.changed = threading.Condition()  # the lock of all of this, and the condition that callers wait for
-        self.saves: list[Save] = []  # in their order; only the first can have been begun
-        self.pool = SnapshotPool()  # memory of the snapshots that are not in use
-        self.parents = Parents()  # what savers have heard of the parents of the next checkpoints
-        self.bases = UnchangedBases()  # what unchanged tensors can be taken from
-        self.limits = SaverLimits()  # those of the last save
+        self.changed = threading.Condition()  # the lock of all attributes, and the condition that callers wait for
+        self.saves: list[Save] = []  # in the order of their calls; only the first can have begun
+        self.pool = SnapshotPool()  # the unused snapshots
+        self.parents = Parents()  # the parents of the next checkpoints that the saver knows
+        self.bases = UnchangedBases()  # the checkpoints from which unchanged tensors can be reused
+        self.limits = SaverLimits()  # the limits of the last save
         self._on_ended = on_ended
         self._ended: list[PendingSave] = []
         self._said: deque[tuple[int, str]] = deque()
@@ -113,7 +113,10 @@ class SaveQueue:
     def make_way(self, limits: SaverLimits) -> bool:
         """Wait until one more snapshot is allowed.
 
-        Return False to skip this save; `InUse` means that it took too long.
+        Return False if this save is to be skipped.
+
+        Raises:
+            InUse: No snapshot became available in time, or the limits do not allow waiting.
         """
 
         def is_free() -> bool:
@@ -124,10 +127,10 @@ class SaveQueue:
                 return True
             if limits.when_busy == "skip":
                 return False
-            # Taken before the wait, so that the message names the save that was in the way.
+            # Read before the wait, so that the message names the save that blocked this one.
             busy = self.saves[0].pending
             if limits.when_busy == "wait":
-                # Now, not after: the stall of the save that is waited for is judged by what this caller allows.
+                # The limits are set before the wait, because the stall timeout of this caller applies during it.
                 self.limits = limits
                 if self.changed.wait_for(is_free, limits.timeout_s):
                     return True
@@ -149,20 +152,21 @@ class SaveQueue:
             for at, pending in enumerate(ended):
                 error = pending.take_unread()
                 if error is not None:
-                    # One error each call, in the order of the saves; the others wait for the next.
+                    # Each call raises one error, in the order of the saves. The next calls raise the others.
                     self._ended = ended[at + 1 :]
                     error.add_note(f"this is the error of the save of {pending.name} in the background")
                     raise error
 
     def add(self, save: Save, last_parents: MutableMapping[str, Parent]) -> None:
-        """Add a save behind the others. The caller has the lock. `last_parents` gets its result."""
-        # Only once it is certain to be sent: else a save that was never ordered would hide a parent from the next.
+        """Add a save at the end. The caller has the lock. The result will be entered in `last_parents`."""
+        # The order is recorded only when it is certain to be sent. Otherwise an order that was never sent would hide a
+        # parent from the next save.
         self.parents.ordered(save.order, last_parents)
         self.bases.ordered(save.order)
         self.saves.append(save)
 
     def give_back(self, snapshot: Snapshot, limits: SaverLimits) -> None:
-        """Keep a snapshot for the next save, unless a save has it, as when Ctrl-C came right after `add`."""
+        """Keep a snapshot for the next save, unless a save uses it, for example if Ctrl-C came right after `add`."""
         with self.changed:
             if all(save.snapshot is not snapshot for save in self.saves):
                 self.pool.give(snapshot, limits.max_in_flight)
@@ -170,14 +174,14 @@ class SaveQueue:
     def end(self, save: Save, outcome: CheckpointInfo | CkstoreError, *, keep: bool = True) -> None:
         """Record the end of a save. The caller has the lock.
 
-        With `keep` its snapshot may be reused, since no saver can read it.
+        With `keep` the snapshot of the save may be reused, since no saver can read it any more.
         """
-        # First: threads that wait for room, or for its end, look at this list.
+        # The save is removed first, because threads that wait for its end, or for a free snapshot, read this list.
         self.saves.remove(save)
         if keep:
             self.pool.give(save.snapshot, self.limits.max_in_flight)
         else:
-            # A stuck saver may still read it: its pages go when that process ends.
+            # A stuck saver may still read the snapshot. Its pages are freed when that process ends.
             save.snapshot.close()
         if isinstance(outcome, CkstoreError):
             self.say(logging.ERROR, f"the save of {save.pending.name} failed: {outcome}")
@@ -191,7 +195,7 @@ class SaveQueue:
         try:
             self._on_ended(outcome)
         finally:
-            # After the bases and parents: `result()` returns to a caller that saves again at once.
+            # This follows the update of bases and parents, because the caller of `result()` may save again at once.
             save.pending.finish(outcome)
             self.changed.notify_all()
 
@@ -200,15 +204,15 @@ class SaveQueue:
         self._said.append((level, text))
 
     def log_said(self) -> None:
-        """Log the queued messages and those of saves, without the lock, perhaps in two threads at once."""
+        """Log the queued messages and the warnings of saves, without the lock. Two threads may call this at once."""
         while (said := _next(self._said)) is not None:
             log(*said, name="ckstore.saver")
         while (info := _next(self._saved)) is not None:
             log_notes(info.name, info.warnings, self._logged)
 
     def let_go_in_child(self) -> None:
-        """Release everything of the parent in a forked child, where a missing thread may hold the lock."""
-        # That thread keeps this queue, so the memory of the snapshots would stay mapped with what is left in it.
+        """In a forked child, release the saves of the parent without the lock, which a missing thread may hold."""
+        # The missing thread keeps a reference to this queue, so snapshots that remained in it would stay mapped.
         self.pool.let_go()
         for save in self.saves:
             save.snapshot.let_go()

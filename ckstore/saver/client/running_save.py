@@ -24,29 +24,30 @@ _NEXT = "does the storage of the store answer? Earlier checkpoints are intact; t
 
 @dataclass(slots=True)
 class Save:
-    """A pending save. A saver begins one when those before it have ended, so only the first has begun."""
+    """A pending save. A saver begins a save when all earlier ones have ended, so only the first can have begun."""
 
-    order: Order  # what the saver is asked for
-    snapshot: Snapshot  # where the bytes are
-    pending: PendingSave  # what the caller sees
-    tries: int = 0  # how many savers died while it was the first
-    sent: bool = False  # whether the saver that is there now has the order
-    granted: bool = False  # whether that may publish it
-    maybe_published: bool = False  # whether a saver that has died might have published it, and had not said so
-    committed: CheckpointInfo | None = None  # what was published, as soon as that is known
+    order: Order  # the order to the saver
+    snapshot: Snapshot  # the memory with the bytes of the state
+    pending: PendingSave  # the save as its caller sees it
+    tries: int = 0  # how many savers died while this save was the first
+    sent: bool = False  # whether the current saver has the order
+    granted: bool = False  # whether the current saver may publish the save
+    maybe_published: bool = False  # whether a dead saver may have published the save without reporting it
+    committed: CheckpointInfo | None = None  # the published checkpoint, as soon as it is known
     copied_s: float = 0.0  # seconds that the call took to copy the state
-    # When it was put behind the others, and when a saver first had it; `time.monotonic`.
+    # When the save was queued, and when a saver first received it, as `time.monotonic`.
     asked_at: float = field(default_factory=time.monotonic)
     taken_at: float = 0.0
-    # What is still on its way from devices into the snapshot: until then no saver may have it.
+    # Copies from devices to the snapshot that are still running. Until they end, the order is not sent.
     copying: Transfers | None = None
-    # The order as it is sent, made while the state was on its way; empty: it is not the order any more.
+    # The order in encoded form, prepared while the state was copied. Empty if it is not prepared, or has changed since.
     order_bytes: bytes = b""
-    fingerprints: Fingerprints = field(default_factory=dict)  # of its storages on devices, as they were copied
+    fingerprints: Fingerprints = field(default_factory=dict)  # of its storages on devices, when they were copied
 
     def again(self) -> None:
         """Prepare the save for another saver."""
-        # Kept over all tries: a rename that was allowed once may have been done, whatever later savers say.
+        # This remains set for all later tries: a rename that was allowed once may have been done, whatever later savers
+        # report.
         self.maybe_published |= self.granted
         self.sent = self.granted = False
 
@@ -62,7 +63,7 @@ def failed(save: Save, reason: str) -> CheckpointInfo | CkstoreError:
     """Return the result of a save whose last saver has died."""
     if save.committed is not None:
         return with_warning(save.committed, reason)
-    # Not "failed": the checkpoint may be there, and a caller that saves again must know it.
+    # This is not reported as failed: the checkpoint may exist, and a caller that saves again must know that.
     if save.granted or save.maybe_published:
         return _unknown(save, f"{reason}; the saver before it also failed")
     msg = f"the save of {save.pending.name} failed: {reason}; the saver before it also failed"
@@ -74,7 +75,7 @@ def given_up(save: Save, reason: str) -> CheckpointInfo | CkstoreError:
     pending = save.pending
     if save.committed is not None:
         return with_warning(save.committed, reason)
-    # The kill may come too late: the kernel finishes a rename that it has begun when the disk answers.
+    # The kill may come too late: if a rename has begun, the kernel finishes it as soon as the disk answers.
     if save.granted or save.maybe_published:
         return _unknown(save, reason)
     return SaveAbandoned(f"{reason}; the save of {pending.name}, which was {pending.state}, is abandoned", hint=_NEXT)
@@ -84,7 +85,7 @@ def refused(save: Save, error: CkstoreError) -> CheckpointInfo | CkstoreError:
     """Return the result of a save that a saver could not continue."""
     if save.committed is not None:
         return with_warning(save.committed, error.message)
-    # If the step, or the run, is taken by something else, the saver before this one has not published there.
+    # If another checkpoint has the step, or another training has the run, the previous saver has not published.
     if save.maybe_published and not isinstance(error, StepExists | RunInUse):
         return _unknown(save, error.message)
     return error
@@ -108,19 +109,20 @@ def heard_of(process: SaverProcess, save: Save, message: Message) -> CheckpointI
         save.taken_at = save.taken_at or time.monotonic()
         save.pending.note("staged")
     elif isinstance(message, Status):
-        if message.state == "waiting":  # before another try, which asks again
+        if message.state == "waiting":  # before another try, which asks for permission again
             save.granted = False
             save.pending.revoke()
-        # The saver says "committing" before it asks; the caller sees it once the answer was yes.
+        # The saver reports "committing" before it asks for permission. The caller sees that state only once permission
+        # is given.
         if message.state != "committing" or save.granted:
             save.pending.note(message.state, message.done_bytes)
     elif isinstance(message, Publishing):
         save.granted = save.pending.grant(message.step)
         if save.granted:
-            # A saver after this one tries the same step first: there it finds what was perhaps published.
+            # A later saver tries the same step first, and finds the checkpoint if this saver has published it.
             save.order, save.order_bytes = replace(save.order, tried_step=message.step), b""
         if not process.send(Answer(save.order.number, save.granted)):
-            process.kill()  # its socket is full, so it does not listen
+            process.kill()  # its socket is full, so it does not read messages
     elif isinstance(message, Committed):
         save.committed = message.info
         save.pending.note("durable")

@@ -18,9 +18,11 @@ from ckstore.model.saver.status import STATUS_BYTES, STATUS_NAME, SaverStatus
 from ckstore.saver.client.process import MARK
 
 _PROC = Path("/proc")
-# The page is written without a lock, so that a frozen saver can be looked at: a torn one is read again.
+# The maximum number of tries to read a page. Pages are written without a lock, so that the page of a frozen saver can
+# be read. If a read meets a change, the page is read again.
 _TRIES = 3
-# `sys.path` is an argument of the saver, and may be long; a command line without an end is not read whole.
+# The maximum number of bytes that are read of a command line. That of a saver contains `sys.path` and may be long, but
+# that of another process may have any length.
 _CMDLINE_BYTES = 256 * 1024
 
 
@@ -45,14 +47,15 @@ def savers_of(store: str) -> tuple[SaverStatus, ...]:
 def started_at(pid: int) -> int:
     """Return when a process began, in ticks since the host started, or 0 if it has ended."""
     try:
-        # From the last parenthesis, as the name of a program may have some: field 22 of proc(5) is the 20th from there.
+        # The fields are counted from the last parenthesis, because the name of a program may contain some. Field 22 of
+        # proc(5) is the 20th after it.
         return int((_PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()[19])
     except OSError:
         return 0
 
 
 def status_at(pid: int) -> SaverStatus | None:
-    """Return the status page of a process that this one started. Return None if it has ended or not yet begun."""
+    """Return the status page of a process that this one started, or None if it has ended or has no page yet."""
     return _status(_PROC / str(pid))
 
 
@@ -67,9 +70,9 @@ def _status(folder: Path) -> SaverStatus | None:
                     pages.append(fd)
         for _ in range(_TRIES if pages else 0):
             status = _parsed(int(folder.name), _start_of(pages[0], STATUS_BYTES))
-            if status is not None:  # else it was read in the middle of a change
+            if status is not None:  # otherwise the page was read during a change
                 return status
-    except OSError:  # it has ended, or is another user's
+    except OSError:  # the process has ended, or belongs to another user
         pass
     return None
 
@@ -85,7 +88,7 @@ def _parsed(pid: int, text: bytes) -> SaverStatus | None:
         status = SaverStatus(pid=pid, **said)
     except (ValueError, TypeError, RecursionError):
         return None
-    # The process may be another user's and say anything: a status with wrong types would break the table.
+    # The page of another user's process may contain anything, and a status with wrong types would break the table.
     fits = all(isinstance(getattr(status, name), kind) for name, kind in get_type_hints(SaverStatus).items())
     known = status.state in get_args(SaverState) and (not status.run or is_run(status.run))
     return status if fits and known else None

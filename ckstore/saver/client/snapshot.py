@@ -1,7 +1,7 @@
 """The snapshot: memory to which a state is copied once, and which can be passed to another process.
 
-It is kept for the next save, so that its pages need not be allocated again. docs/explanation/async.md gives the reasons
-for a memfd.
+A snapshot is kept for the next save, so that its pages need not be allocated again. docs/explanation/async.md explains
+why it is a memfd.
 """
 
 from __future__ import annotations
@@ -27,24 +27,28 @@ if TYPE_CHECKING:
     from ckstore.model.manifest.captured import ByteSource, MemorySpace, PinnedMemory, RangeSource, Transfers
 
 _NO_MEMORY = (errno.ENOSPC, errno.ENOMEM, errno.EFBIG)
-"""For a file in memory, the last one is the limit of file sizes (ulimit -f)."""
+"""Errors that mean a lack of memory. For a file in memory, the last one is the limit of file sizes (ulimit -f)."""
 _SPARE_BYTES = 64 * 2**20
-"""Memory that must stay free besides a snapshot: a saver needs about 40 MiB, and the training continues meanwhile."""
-# The saver hashes from here: a cache line, and every dtype is aligned.
+"""Memory that must stay free in addition to a snapshot, in bytes.
+
+A saver needs about 40 MiB, and the training also continues to allocate memory.
+"""
+# The alignment of storages, in bytes. It is that of a cache line, for fast hashing, and is sufficient for every dtype.
 _ALIGNMENT = 64
-# Large enough that the two threads seldom meet at the lock, small enough that both end at about the same time.
+# Parts are large enough that the two threads seldom wait for the lock, and small enough that both end at about the same
+# time.
 _PART_BYTES = 16 * 2**20
-# One copies a GiB in 131 ms, two in 95 (docs/adr/0017); more would take cores from the training.
+# One thread copies a GiB in 131 ms, and two in 95 ms (docs/adr/0017). More would take cores from the training.
 _THREADS = 2
 
 
 def aligned(nbytes: int) -> int:
-    """Return the bytes of a snapshot that `nbytes` take at any place in it, including alignment."""
+    """Return the number of bytes to reserve in a snapshot for a storage of `nbytes`, including alignment."""
     return -(-nbytes // _ALIGNMENT) * _ALIGNMENT + _grain(nbytes) - _ALIGNMENT
 
 
 def _grain(nbytes: int) -> int:
-    # The saver writes a large one past the page cache from where it lies, which only whole pages can be.
+    # The saver writes a large storage from the snapshot by direct I/O, which requires alignment to whole pages.
     return GRAIN_BYTES if nbytes >= SMALL_BELOW_BYTES else _ALIGNMENT
 
 
@@ -52,7 +56,7 @@ def places_of(
     sources: Sequence[ByteSource], kept: Iterable[int] = (), first: Iterable[int] = ()
 ) -> tuple[tuple[SnapshotSpan, ...], int]:
     """Return the place of each source in a snapshot, except those in `kept`, and the size of the snapshot."""
-    # Those that are `first` lie at its beginning, in that order.
+    # The sources in `first` are at the beginning of the snapshot, in that order.
     offsets = dict.fromkeys(kept, -1)
     end = 0
 
@@ -64,7 +68,7 @@ def places_of(
 
     for index in first:
         place(index)
-    # Those that are transferred together are adjacent, behind the others.
+    # Small sources that are transferred together are adjacent, after the others.
     grouped = []
     for index, source in enumerate(sources):
         if index in offsets:
@@ -79,34 +83,37 @@ def places_of(
 
 
 class Snapshot:
-    """Shared memory for one state, with pages allocated before the copy, huge ones if possible.
+    """Shared memory for one state. Its pages, huge ones if possible, are allocated before the copy.
 
-    A copy to huge pages takes seven tenths of the time of one to pages of 4 KiB (docs/adr/0014-saver.md).
+    A copy to huge pages takes 70% of the time of a copy to pages of 4 KiB (docs/adr/0014-saver.md).
     """
 
     def __init__(self, nbytes: int) -> None:
-        self.nbytes = self.size_for(nbytes)  # its size
+        self.nbytes = self.size_for(nbytes)
         self._is_written = False
         self._pinned: PinnedMemory | None = None
         self._copying: Transfers | None = None
         found = left()
-        # Asked, not tried: in a control group the page that is one too many kills the training.
+        # The free memory is checked first: in a control group, the kernel kills the training at the first page above
+        # the limit.
         if found is not None and self.nbytes + _SPARE_BYTES > found.nbytes:
             raise self._no_memory(f", of which {found}")
         self.fd = open_memory("ckstore-snapshot")  # to be given to the saver
         try:
             os.ftruncate(self.fd, self.nbytes)
             self._memory = map_shared(self.fd, self.nbytes, writable=True)
-            # Before the rest is allocated: a page of 4 KiB that is there makes the kernel copy it into the huge one.
+            # Huge pages are made before the rest is allocated. Otherwise the kernel would copy each existing page of
+            # 4 KiB to the huge page.
             self._gather()
             for at in range(0, self.nbytes, _PART_BYTES):
-                # Memory that is not there is an error here, no signal later. In parts: a signal makes the kernel undo a
-                # call (shmem_fallocate), and that of a profiler would come before gigabytes are there, each time.
+                # A lack of memory is an error of this call, not a signal later. The memory is allocated in parts,
+                # because a signal makes the kernel undo a call (shmem_fallocate), and the regular signals of a profiler
+                # would prevent each call for gigabytes from ending.
                 os.posix_fallocate(self.fd, at, min(_PART_BYTES, self.nbytes - at))
             self._fault_in()
         except BaseException as error:
             self._give_up()
-            # Only the kernel's ways to say that there is no memory become that error.
+            # Only the kernel's errors about a lack of memory become `InsufficientSpace`.
             if not isinstance(error, OSError) or error.errno not in _NO_MEMORY:
                 raise
             raise self._no_memory(f": {error.strerror}") from error
@@ -117,10 +124,10 @@ class Snapshot:
 
     def _give_up(self) -> None:
         """Free the memory. Otherwise the frames of the raised error would keep it mapped as long as the error lives."""
-        # A write to a page that was given back is a SIGBUS. So where Ctrl-C came while a thread was waited for, and it
-        # may still write, the memory goes with the error.
+        # A write to a freed page is a SIGBUS. If a thread may still write, because Ctrl-C ended the wait for it, the
+        # memory is only freed with the raised error.
         if not self._is_written:
-            with suppress(OSError):  # then it goes with the error, too, which is the news
+            with suppress(OSError):  # then the memory is also freed with the raised error
                 os.ftruncate(self.fd, 0)
         os.close(self.fd)
 
@@ -138,9 +145,10 @@ class Snapshot:
             part = self._memory[at : at + _PART_BYTES]
             for start in range(at, at + len(part), HUGE_BYTES):
                 if can:
-                    # One byte makes one page, of which `MADV_COLLAPSE` makes a huge one.
-                    os.posix_fallocate(self.fd, start, 1)  # a huge page is made where there is a page
-            # Once the kernel has said no (none free, or too old) each further try costs time and is refused as well.
+                    # This allocates one page, which `MADV_COLLAPSE` then replaces by a huge page.
+                    os.posix_fallocate(self.fd, start, 1)
+            # Once the kernel has refused (no huge page is free, or the kernel is too old), it also refuses every
+            # further try, which would only cost time.
             can = can and gather_huge_pages(part)
 
         self._make([lambda at=at: gather(at) for at in range(0, self.nbytes, _PART_BYTES)])  # type: ignore[misc]
@@ -168,11 +176,11 @@ class Snapshot:
         behind_current: bool = False,
         more: bool = False,
     ) -> Transfers | None:
-        """Copy every source that has a place to it, with two threads.
+        """Copy each source to its place, if it has one, with two threads.
 
-        Copies from another memory space are still running when this returns. The result is an object to wait for. With
-        `behind_current` these copies run after the queued work of the current streams, and later work of these streams
-        runs after them. With `more` copies that began earlier continue, and are also waited for.
+        Copies from another memory space are still running when this returns. The result is an object to wait for them.
+        With `behind_current` these copies run after the queued work of the current streams, and later work of these
+        streams runs after them. With `more`, copies that began earlier continue, and the result also waits for them.
 
         Raises:
             StateChanged: The memory of a tensor was freed meanwhile.
@@ -209,17 +217,18 @@ class Snapshot:
         """Wait for copies of devices that an error, or a saver's end, left running. They write to this memory."""
         copying, self._copying = self._copying, None
         if copying is not None:
-            with suppress(RuntimeError):  # of the device: then they are over as well
+            with suppress(RuntimeError):  # an error of the device, after which the copies have also ended
                 copying.wait()
 
     def close(self) -> None:
         """Free the memory in this process. A saver that has it keeps it."""
         if self.fd >= 0:
-            # Taken out first: closed twice, the number may be that of a file that another thread has just opened.
+            # The descriptor is removed first: a second `close` could close a file that another thread has just opened
+            # under the same number.
             fd, self.fd = self.fd, -1
             os.close(fd)
             self._settle()
-            if self._pinned is not None:  # before it is unmapped, or the driver would go on with pages of the system
+            if self._pinned is not None:  # before unmapping: otherwise the driver would use pages that were freed
                 self._pinned.close()
                 self._pinned = None
             self._memory.release()
@@ -240,21 +249,21 @@ class SnapshotPool:
         self._is_closed = False
 
     def take(self, nbytes: int) -> Snapshot:
-        """Return the smallest snapshot of at least `nbytes`, or a new one, after freeing those that are too small."""
+        """Return the smallest kept snapshot of at least `nbytes`, or free all kept ones and allocate a new one."""
         if (free := self.take_free(nbytes)) is not None:
             return free
-        # Those that are too small go before the new one is made, or the host needs both at once.
+        # The kept ones, all too small, are freed first, so that the host does not need the memory of both at once.
         self.drop_above(0)
         return Snapshot(nbytes)
 
     def take_free(self, nbytes: int) -> Snapshot | None:
-        """Return a snapshot like `take`, if it need not be allocated."""
+        """Return the smallest kept snapshot of at least `nbytes`, or None."""
         with self._mutex:
             self._is_closed = False
             fitting = [snapshot for snapshot in self._free if snapshot.nbytes >= nbytes]
             if not fitting:
                 return None
-            # The smallest: a large one stays for the next large state.
+            # The smallest is used, so that a large one remains for the next large state.
             best = min(fitting, key=lambda snapshot: snapshot.nbytes)
             self._free.remove(best)
             return best
@@ -269,17 +278,17 @@ class SnapshotPool:
             one.close()
 
     def give(self, snapshot: Snapshot, most: int) -> None:
-        """Keep a snapshot; free older ones so that at most `most` are kept, and none after `close`."""
+        """Keep a snapshot, and free the oldest ones above the number `most`. After `close`, free all snapshots."""
         with self._mutex:
             self._free.append(snapshot)
-            # The newest stay: their size is that of the last state.
+            # The newest are kept, because they have the size of the last state.
             over = self._free[:] if self._is_closed else self._free[:-most]
             del self._free[: len(over)]
         for one in over:
             one.close()
 
     def close(self) -> None:
-        """Free the memory of all snapshots. A save that ends later frees its own, unless another one has begun."""
+        """Free the memory of all snapshots. A save that ends later frees its snapshot, unless a new save has begun."""
         # A save may end after its store was closed, and no later save would use its memory.
         with self._mutex:
             self._is_closed = True
@@ -307,7 +316,7 @@ def _copies(
             copy(source, place, 0, place.nbytes)
 
     for source, place in pairs:
-        # Thousands of small tensors: a closure and a lock for each would take longer than the copies.
+        # Small sources are grouped: for thousands of them, a closure and a lock each would take longer than the copies.
         if place.nbytes < _PART_BYTES:
             few.append((source, place))
             few_bytes += place.nbytes
@@ -337,24 +346,24 @@ def _in_parallel(work: list[Callable[[], None]]) -> list[BaseException]:
                 if job is None:
                     return
                 job()
-        except BaseException as error:  # noqa: BLE001 - raised below, in the thread that asked
+        except BaseException as error:  # noqa: BLE001 - returned to the calling thread, which raises it
             errors.append(error)
 
     others = [threading.Thread(target=take, daemon=True) for _ in range(min(_THREADS, len(work)) - 1)]
     try:
         for thread in others:
             thread.start()
-    except RuntimeError:  # "can't start new thread": this one does all of it
+    except RuntimeError:  # "can't start new thread": this thread does all of the work
         pass
-    # This thread must go on to `join`: returning now would let a thread write into memory that is given back.
-    except BaseException as error:  # noqa: BLE001 - Ctrl-C: a thread that begins now takes nothing any more
+    # This thread must continue to `join`: otherwise the other thread could write to memory that was freed.
+    except BaseException as error:  # noqa: BLE001 - Ctrl-C: because of the error, no thread takes more work
         errors.append(error)
     take()
     for thread in others:
-        # Again after Ctrl-C: the thread still writes into the snapshot.
+        # The wait is repeated after Ctrl-C, because the thread still writes to the snapshot.
         while thread.is_alive():
             try:
                 thread.join()
-            except BaseException as error:  # noqa: BLE001 - Ctrl-C: raised once that thread writes no more
+            except BaseException as error:  # noqa: BLE001 - Ctrl-C: raised once that thread has ended
                 errors.append(error)
     return errors

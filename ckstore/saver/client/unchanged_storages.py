@@ -1,8 +1,9 @@
-"""Data that a background save does not copy: its caller names it as unchanged, and the previous checkpoint has it.
+"""The data that a background save does not copy, because it has not changed since the previous checkpoint.
 
-A storage is kept, so not copied, if all tensors in it are named as unchanged, and the previous save of the run has them
-with the same names, dtypes and shapes. That save must have succeeded, and its result must be known. Each save copies a
-share of the kept data, so that the saver compares its digests: see `IN_SAVES`.
+A storage is kept, that is, not copied, if the caller names all tensors in it as unchanged, or its fingerprint on the
+device is unchanged. The previous save of the run must also have these tensors with the same names, dtypes and shapes.
+It must have succeeded, and its result must be known. Each save copies a share of the kept data, so that the saver can
+compare the digests; see `IN_SAVES`.
 """
 
 from __future__ import annotations
@@ -22,19 +23,22 @@ from ckstore.model.training_identity import LOST, Parent
 from ckstore.saver.client.snapshot import aligned, places_of
 
 Fingerprints = Mapping[int, bytes]
-"""Storage of a state -> its fingerprint, which shows changes on its device (`tensors/device/fingerprint`)."""
+"""Index of a storage -> its fingerprint, which shows changes on its device (`tensors/device/fingerprint`)."""
 NO_FINGERPRINTS: Fingerprints = MappingProxyType({})
 _SEEN_SHARE = 0.005
-"""The share of data kept only by fingerprints that is compared, the same as a save rereads (docs/adr/0010)."""
+"""The share that each save compares of the data that is kept because of fingerprints only.
+
+It is equal to the share of existing blobs that a save reads again (docs/adr/0010).
+"""
 IN_SAVES = 32
-"""Within this number of saves each chunk of kept data is compared once."""
+"""Within this number of saves, each chunk that the caller names as unchanged is compared once."""
 
 
 @dataclass(frozen=True, slots=True)
 class UnchangedNames:
     """The data that the caller names as unchanged."""
 
-    # Whether the value with a name is unchanged since the save before; None: nothing is said of any.
+    # Returns whether the value with a name is unchanged since the previous save. None if the caller names nothing.
     selects: Callable[[str], bool] | None
     chunk_bytes: int  # size of the chunks of the store
 
@@ -43,7 +47,7 @@ class UnchangedNames:
         if self.selects is None:
             return set()
         names = {leaf.name for leaf in captured.leaves if self.selects(leaf.name)}
-        # A misspelt name would copy everything in silence, and the caller wonder why nothing got faster.
+        # Otherwise a misspelt name would silently cause everything to be copied.
         if captured.leaves and not names:
             some = ", ".join(leaf.name for leaf in captured.leaves[:3])
             msg = f"unchanged= selects none of the {len(captured.leaves)} tensors of the state"
@@ -55,20 +59,21 @@ class UnchangedNames:
 class Base:
     """A checkpoint from which unchanged tensors can be reused."""
 
-    # Which checkpoint.
     step: int
     id: str
     leaves: dict[str, LeafRecord]  # its leaves, by name
-    sizes: tuple[int, ...]  # of its storages
-    copied_steps: tuple[int, ...]  # for each of its storages the step for which it was last copied whole
-    fingerprints: Fingerprints  # of those that were on a device, by their index
-    own_blobs: bool  # as in `Captured`
+    sizes: tuple[int, ...]  # of its storages, in bytes
+    copied_steps: tuple[int, ...]  # for each of its storages, the step for which it was last copied completely
+    fingerprints: Fingerprints  # of its storages that were on a device
+    own_blobs: bool  # see `Captured`
 
     def kept(
         self, captured: Captured, names: set[str], fingerprints: Fingerprints, chunk_bytes: int
     ) -> tuple[dict[int, tuple[int, int]], set[int]]:
-        """Return the storages that need not be copied, as `ReusedStorage.storages`, and those without a name."""
-        # `names`, the caller's word, and equal fingerprints of what is on devices are evidence of the same.
+        """Return the storages that need not be copied, as `ReusedStorage.storages`, and those not named as unchanged.
+
+        A storage that the caller does not name is unchanged if its fingerprint is.
+        """
         members: dict[int, list[LeafRecord]] = defaultdict(list)
         for leaf in captured.leaves:
             members[leaf.storage].append(leaf)
@@ -106,8 +111,8 @@ class SnapshotPlan:
     """The places of a state in a snapshot."""
 
     places: tuple[SnapshotSpan, ...]  # of each of its storages
-    kept: ReusedStorage | None  # the storage of an earlier checkpoint that is used again, if any
-    # What is copied of that, to be compared.
+    kept: ReusedStorage | None  # the storages of an earlier checkpoint that are reused, if any
+    # The parts of reused storages that are copied for comparison, and their places.
     parts: tuple[RangeSource, ...]
     part_places: tuple[SnapshotSpan, ...]
     nbytes: int  # size of the snapshot
@@ -118,8 +123,8 @@ class UnchangedBases:
     """For each run, the checkpoint from which the next save can reuse data. Called with the queue's lock.
 
     A call names data that is unchanged since the previous call. If that call saved nothing, for example because it was
-    skipped, only data named by both calls is unchanged since the one before. `_since` records it for a sequence of such
-    calls.
+    skipped, only data named by both calls is unchanged since the last save. `_since` records the names that all calls
+    since then have in common.
     """
 
     _bases: dict[str, Base] = field(default_factory=dict)
@@ -129,15 +134,15 @@ class UnchangedBases:
     _credit_bytes: dict[str, float] = field(default_factory=dict)
 
     def ordered(self, order: Order) -> None:
-        """Record that a save was ordered. Until it has succeeded, "unchanged" refers to nothing."""
+        """Record that a save was ordered. Until it has succeeded, the next save of the run cannot reuse data."""
         self._asked[order.run] = order.number
-        # Until its outcome is known "unchanged since the save before" has no checkpoint to refer to.
+        # In the next call, "unchanged" refers to this save, which has no checkpoint yet.
         self._bases.pop(order.run, None)
         self._since.pop(order.run, None)
 
     def not_saved(self, run: str, names: set[str]) -> None:
         """Record that a call which named this data as unchanged saved nothing."""
-        # Over a row of skipped calls only what all of them name has certainly not changed.
+        # After several calls that saved nothing, only data that all of them name has certainly not changed.
         self._since[run] = names & self._since.get(run, names)
 
     def ended(self, order: Order, saved: CheckpointInfo, fingerprints: Fingerprints = NO_FINGERPRINTS) -> None:
@@ -146,7 +151,7 @@ class UnchangedBases:
         compared = self._compared.setdefault(order.run, {})
         for sample in () if order.kept is None else order.kept.samples:
             compared[order.places[sample.storage].name, sample.start] = order.number
-        # A later order was placed already, whose "unchanged" refers to itself; `keep` may have kept other bytes.
+        # After a later order, "unchanged" refers to that one. With `keep`, the checkpoint may have other bytes.
         if self._asked.get(order.run) != order.number or order.if_exists == "keep":
             return
         self._bases[order.run] = Base(
@@ -171,16 +176,17 @@ class UnchangedBases:
     ) -> SnapshotPlan:
         """Return the places of a state; `unchanged` is the caller's claim, and `names` are the names that it selects.
 
-        If another call saved to the run or loaded from it after the base, as `last_parents` shows, the caller means
-        another checkpoint. `first` has storages that are copied in any case, with their places.
+        If `last_parents` shows that another call has saved to the run or loaded from it since the base, the caller
+        means another checkpoint, and nothing is reused. `first` are storages that are copied in any case, in the order
+        of their places.
         """
         base = self._bases.get(order.run)
         if (
             unchanged is None
             or base is None
-            # Another call saved or loaded this run since: its bytes are not those that this client compared.
+            # Another call has saved or loaded this run since, so "unchanged" does not refer to the base.
             or last_parents.get(order.run, LOST).id != base.id
-            or order.step == base.step  # it is replaced by this save, perhaps before another saver goes on with it
+            or order.step == base.step  # this save replaces the base, perhaps before another saver retries the save
         ):
             places, nbytes = places_of(captured.sources, (), first)
             return SnapshotPlan(places, None, (), (), nbytes)
@@ -202,19 +208,19 @@ class UnchangedBases:
     def _due(
         self, captured: Captured, run: str, storages: Iterable[int], unnamed: set[int], chunk_bytes: int
     ) -> list[tuple[int, int, int]]:
-        """Return the chunks to compare, those compared longest ago first: storage, start, size."""
+        """Return the storage, the start and the size of each chunk to compare."""
         compared = self._compared.get(run, {})
         chunks = [
             (storage, start, min(chunk_bytes, captured.sources[storage].nbytes - start))
             for storage in storages
             for start in range(0, captured.sources[storage].nbytes, chunk_bytes)
         ]
-        # Longest ago first: within `IN_SAVES` saves each chunk has had its turn.
+        # The chunks that were compared longest ago come first, so that each is compared within `IN_SAVES` saves.
         chunks.sort(key=lambda chunk: compared.get((captured.sources[chunk[0]].name, chunk[1]), -1))
         named = [chunk for chunk in chunks if chunk[0] not in unnamed]
         due = named[: -(-len(named) // IN_SAVES)]
-        # Evidence needs less than a word: as much as a save reads again of what it finds in the store. Whole chunks
-        # are compared, so what is due gathers over several saves.
+        # A fingerprint is more reliable than the word of the caller, so a smaller share is compared. Because only whole
+        # chunks are compared, the share accumulates over several saves until it reaches the size of a chunk.
         seen = [chunk for chunk in chunks if chunk[0] in unnamed]
         credit = self._credit_bytes.get(run, 0.0) + _SEEN_SHARE * sum(chunk[2] for chunk in seen)
         for chunk in seen:

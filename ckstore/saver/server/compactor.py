@@ -1,4 +1,4 @@
-"""The process that compacts old checkpoints automatically, at its share of the processor, until none is left.
+"""The process that compacts old checkpoints automatically, using a limited share of a processor, until none is left.
 
 A save starts it, like the process that mirrors. A failed compaction is tried again after a later save.
 """
@@ -27,12 +27,12 @@ def main(about: str) -> None:
             try:
                 compact_all(context)
             except (CkstoreError, OSError) as error:
-                print(error, file=sys.stderr)  # noqa: T201 - no one else is there to be told
+                print(error, file=sys.stderr)  # noqa: T201 - this process has no caller to report to
 
 
 def compact_all(context: Context) -> None:
     """Compact until no checkpoint is old enough, or the settings no longer request it."""
     while (rule := rule_of(context.layout)) is not None:
-        # What became old enough meanwhile has its turn, too: a long compaction outlasts many saves.
+        # A long compaction outlasts many saves, so checkpoints that became old enough meanwhile are also compacted.
         if not compact_due(context, rule).compacted:
             return

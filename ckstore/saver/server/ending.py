@@ -6,7 +6,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# Below the 30 s after which Slurm and Docker or Kubernetes kill what they asked to end.
+# The time limit, in seconds. It is below the 30 s after which Slurm and Kubernetes kill a process after SIGTERM.
 _LAST_S = 20.0
 
 
@@ -44,14 +44,14 @@ class Ending:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Wait in this block, which SIGTERM ends immediately, even if it came before.
+        """Return a context in which to wait for work. SIGTERM ends it immediately, even if it came before.
 
         Raises:
             Ended: SIGTERM came.
         """
         self._is_waiting = True
         try:
-            if self.is_asked:  # after the line above: a signal between the two raises
+            if self.is_asked:  # checked after the line above, since a signal after that line raises by itself
                 raise Ended(0)
             yield
         finally:

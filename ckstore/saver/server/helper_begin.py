@@ -11,13 +11,13 @@ from pathlib import Path
 from ckstore.ops.context import Context
 from ckstore.saver.server.ending import Ending
 
-# Below the training, whose cores and links it shares.
+# The priority is below that of the training, whose cores and network the process shares.
 _NICE = 10
 
 
 def begin(about: str, ending: Ending | None = None) -> Context:
     """Detach this process so that it outlives the training; open the store that `about` names."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # these end the trainer
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # these are meant for the trainer
         signal.signal(number, signal.SIG_IGN)
     if ending is not None:
         ending.begin()

@@ -47,8 +47,9 @@ def main(fd: int | str) -> None:
 
 def serve(inbox: Inbox, opening: Open, reporter: Reporter) -> None:
     """Open the store and carry out the orders."""
-    with suppress(OSError):  # forbidden in a sandbox: the save is the same, the trainer's step a little slower
-        # The threads of a save wake up after each fsync, and would each time take the core from a step of training.
+    with suppress(OSError):  # if a sandbox forbids this, only the training becomes a little slower
+        # The threads of a save wake up after each fsync. Without this, they would take the core from the training each
+        # time.
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     if opening.nice:
         os.nice(opening.nice)  # the priority of reads and writes follows
@@ -62,13 +63,14 @@ def serve(inbox: Inbox, opening: Open, reporter: Reporter) -> None:
     while True:
         reporter.at(0, "idle")
         got = inbox.next()
-        # Orders that lay in the socket before the end were handed out first, so none is lost.
+        # `next` has first returned all orders that were in the socket before the end, so none is lost.
         if got is None or isinstance(got[0], Close):
             break
         message, descriptors = got
         if not isinstance(message, Order) or not _serve_one(context, message, descriptors, reporter):
             break
-        gc.collect()  # what looks at the snapshot goes, and with it the mapping: the trainer may have replaced it
+        # Free the objects that refer to the snapshot, so that it is unmapped: the trainer may have replaced it.
+        gc.collect()
     reporter.at(0, "closing")
 
 
@@ -89,7 +91,7 @@ def _open(opening: Open, reporter: Reporter) -> Context:
     for module in opening.attached:
         import_module(module).attach(context)
     for note in notes:
-        print(note, file=sys.stderr)  # noqa: T201 - the trainer has it as the last lines of its saver
+        print(note, file=sys.stderr)  # noqa: T201 - the trainer quotes the end of this output if the saver dies
     return context
 
 
@@ -102,7 +104,7 @@ def _serve_one(context: Context, order: Order, descriptors: list[int], reporter:
         info = carry_out(context, order, descriptors[0])
     except CkstoreError as error:
         reporter.say(Failed(order.number, error))
-        # This process does not know the state of the disk: the next saver opens the store again, and looks.
+        # This process does not know the state of the disk. The next saver opens the store again and examines it.
         return not isinstance(error, UnknownOutcome)
     except (OSError, MemoryError) as error:
         reporter.say(Failed(order.number, _as_error(error, f"saving {order.run}@{order.step}")))
@@ -123,9 +125,9 @@ def _as_error(error: OSError | MemoryError, act_name: str) -> CkstoreError:
 
 
 def carry_out(context: Context, order: Order, snapshot: int) -> CheckpointInfo:
-    """Save the state in the snapshot."""
+    """Save the state that the snapshot contains, and return the checkpoint."""
     context.check_is_same_store()
-    # Before the parent is resolved: the trainer may have loaded another checkpoint since the last order.
+    # This precedes the lookup of the parent: the trainer may have loaded another checkpoint since the last order.
     context.known.last_parents.update(order.last_parents)
     about, parent = order.about, named_parent(context, order.parent or order.about.parent, must_be=bool(order.parent))
     if parent is not None:
@@ -133,11 +135,13 @@ def carry_out(context: Context, order: Order, snapshot: int) -> CheckpointInfo:
     is_tried_again = order.step is None and order.tried_step is not None
     request = Request(
         run=order.run,
-        # The saver before this one may have published there: the same content at the same step is that success.
+        # The previous saver may have published this save at that step. If so, the save finds the same content there,
+        # and succeeds.
         step=order.step if order.tried_step is None else order.tried_step,
         about=about,
         tags=order.tags,
-        # A step that the saver chose: other content there is another process's, which is neither replaced nor kept.
+        # At a step that the previous saver chose, other content belongs to another process, and is neither replaced nor
+        # returned as the result.
         if_exists="error" if is_tried_again else cast("IfExists", order.if_exists),
         patience=order.patience,
         parent=parent,
@@ -149,7 +153,7 @@ def carry_out(context: Context, order: Order, snapshot: int) -> CheckpointInfo:
     except StepExists:
         if not is_tried_again:
             raise
-    # Another process has that step: the earlier saver did not publish there.
+    # Another process has published at that step, so the previous saver has not.
     return save_captured(context, captured, replace(request, step=None))
 
 
@@ -158,9 +162,9 @@ def _sources(context: Context, order: Order, snapshot: int) -> tuple[ByteSource,
     kept = order.kept
     samples = () if kept is None else kept.samples
     ends = [place.offset + place.nbytes for place in order.places if place.offset >= 0]
-    # Only as far as the state goes: the snapshot is kept from an earlier save and may be larger.
+    # Only the part with the state is mapped: a snapshot that is kept from an earlier save may be larger.
     end = max((*ends, *(sample.offset + sample.nbytes for sample in samples)), default=0)
-    # Unmapped when nothing looks at it any more: a thread of a save that failed may still be reading.
+    # It is unmapped when nothing refers to it any more, because a thread of a failed save may still be reading.
     whole = map_shared(snapshot, end, writable=False) if end else memoryview(b"")
     sources: dict[int, ByteSource] = {
         index: BytesSource(place.name, whole[place.offset : place.offset + place.nbytes])

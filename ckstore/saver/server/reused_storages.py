@@ -17,7 +17,8 @@ def manifest_of(context: Context, run: str, step: int, manifest_id: str) -> Mani
     for path in places_with_id(context.layout, run, step, manifest_id):
         try:
             with CheckpointDirectory.at(path, context.layout.hash_prefix) as directory:
-                # Compared under the lock: it may have been exchanged since `places_with_id` read its id.
+                # The id is compared under the lock, because the directory may have been exchanged since
+                # `places_with_id` read it.
                 if directory.manifest_id == manifest_id:
                     return directory.manifest
         except (FileNotFoundError, NotADirectoryError):
@@ -41,7 +42,7 @@ def recorded_sources(
         manifest: The manifest of that checkpoint.
         order: The order.
         kept: Which storages are reused.
-        in_hand: For each of these storages, available bytes by their start.
+        in_hand: For each of these storages, the bytes that the snapshot has, by their start.
     """
     old = {leaf.name: leaf for leaf in manifest.leaves}
     same_form = set(kept.storages)
@@ -64,7 +65,7 @@ def recorded_sources(
 
 
 def _chunks(manifest: Manifest, storage: int) -> tuple[RecordedChunk, ...]:
-    """Return the pieces of a storage in order, or none if they do not form its bytes one after another."""
+    """Return the pieces of a storage in order, or none if their sequence does not form its bytes."""
     record = manifest.storages[storage]
     chunks = []
     end = 0

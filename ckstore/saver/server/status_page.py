@@ -30,15 +30,14 @@ from ckstore.saver import wire
 class Inbox:
     """Messages of the trainer. Orders that arrive while an answer is awaited are kept for later."""
 
-    # Its end is seen by the socket, and by its process where a child of it has that.
-
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock  # to the trainer
         self._kept: deque[tuple[Message, list[int]]] = deque()
-        self._refused: set[int] = set()  # orders that the trainer gave up
-        # Beside the socket: a child that the trainer forked may hold the other end open for days after its death.
+        self._refused: set[int] = set()  # orders that the trainer has cancelled
+        # The end of the trainer is also detected by its process, because a child that it forked may keep the other end
+        # of the socket open for days after its death.
         self._trainer: int | None = None
-        with contextlib.suppress(AttributeError, OSError):  # this kernel has no such descriptors
+        with contextlib.suppress(AttributeError, OSError):  # this Python or kernel has no process descriptors
             self._trainer = os.pidfd_open(os.getppid())  # becomes readable when the trainer ends
         self._poller = select.poll()
         self._poller.register(sock, select.POLLIN)
@@ -58,18 +57,18 @@ class Inbox:
             got = self._kept.popleft() if self._kept else self._receive()
             if got is None or not isinstance(got[0], Answer):
                 return got
-            self._note(got[0])  # of an order that comes yet, or has ended
+            self._note(got[0])  # an answer about a later order, or about one that has ended
 
     def allows(self, number: int) -> bool:
         """Whether this order may be published: the trainer allows it, or has ended without cancelling it."""
         while number not in self._refused:
             got = self._receive()
-            # Nothing can be asked for any more: the trainer had ordered the save, and did not give it up.
+            # The trainer has ended and cannot answer any more. It ordered the save, and has not cancelled it.
             if got is None:
                 return True
             message, descriptors = got
             if not isinstance(message, Answer):
-                # Not refused, not lost: the next order may come while the question about this one is open.
+                # The next order may arrive while the question about this one is open. It is kept for later.
                 self._kept.append((message, descriptors))
             elif message.number == number and message.allowed:
                 return True
@@ -81,7 +80,7 @@ class Inbox:
         """Whether the trainer has cancelled an order. Reads all messages that have arrived."""
         while self._poller.poll(0):
             got = self._receive()
-            if got is None:  # it has ended, and had not given the order up
+            if got is None:  # the trainer has ended without cancelling the order
                 break
             message, descriptors = got
             if isinstance(message, Answer):
@@ -97,8 +96,8 @@ class Inbox:
     def _receive(self) -> tuple[Message, list[int]] | None:
         ready = {fd for fd, _ in self._poller.poll()}
         if self.sock.fileno() not in ready:
-            # It may have sent an order and died between two looks: that order is carried out.
-            ready |= {fd for fd, _ in self._poller.poll(0)}  # what it said just before its end
+            # The trainer may have sent an order and ended between two polls. That order is still carried out.
+            ready |= {fd for fd, _ in self._poller.poll(0)}
         if self.sock.fileno() not in ready:
             return None
         got = wire.receive(self.sock)
@@ -107,7 +106,8 @@ class Inbox:
         return got[0], got[1]
 
 
-# Each chunk would be a message of its own; the trainer's thread would take the GIL for each.
+# The minimum time between two reports of progress. Without it, each chunk would cause a message, and for each message
+# the thread of the trainer would take the GIL.
 _EVERY_S = 0.1
 
 
@@ -132,12 +132,12 @@ class StatusPage:
         self.at(state, 0, 0)
 
     def at(self, state: SaverState, done_bytes: int | None = None, total_bytes: int = 0) -> None:
-        """Update the state and the number of processed bytes, if they changed."""
+        """Write the state, and the number of processed bytes if it is given."""
         if done_bytes is not None:
             self._about |= {"done_bytes": done_bytes, "total_bytes": total_bytes}
         more = {"state": state, "since": time.time()}
-        # Written in place, always at its full length: who reads it through /proc needs no lock and no frozen saver's
-        # help.
+        # The page is written in place and always at its full length, so that others can read it through /proc without a
+        # lock, and without the help of a frozen saver.
         os.pwrite(self._fd, json.dumps({**self._about, **more}).encode().ljust(STATUS_BYTES)[:STATUS_BYTES], 0)
 
 
@@ -175,7 +175,7 @@ class Reporter(SaveWatch):
 
     def say(self, message: Message) -> None:
         """Send a message to the trainer, if it has not ended."""
-        # The trainer may be dead: the save goes on, and becomes durable anyway.
+        # If the trainer is dead, the save continues, and still becomes durable.
         with contextlib.suppress(OSError), self._mutex:
             wire.send(self._sock, message)
 
@@ -203,7 +203,7 @@ class Reporter(SaveWatch):
     def syncing(self) -> None:
         """Report as `SaveWatch` describes."""
         with self._mutex:
-            # Blobs that the store had are counted nowhere else, so the bar would stop short of its end.
+            # Blobs that the store already had are not counted otherwise, so the progress would stop short of its end.
             self._done = self._total
             self.at(self._number, "syncing")
 
@@ -223,13 +223,13 @@ class Reporter(SaveWatch):
         """Pause as `SaveWatch` describes; ends immediately if the trainer cancels the save."""
         number = self._number
         with self._mutex:
-            self._done = 0  # the next try begins with the first byte
+            self._done = 0  # the next try starts at the first byte
             self.at(number, "waiting")
 
         def is_over_or_refused() -> bool:
             if time.monotonic() - self._told_at >= _EVERY_S:
                 with self._mutex:
-                    self._tell()  # a sign of life: this process does nothing else, and must not be taken for stuck
+                    self._tell()  # a sign of life, so that the pausing process is not taken for stuck
             return self._inbox.is_refused(number) or is_over()
 
         pause(seconds, is_over_or_refused)
@@ -241,5 +241,5 @@ class Reporter(SaveWatch):
         self._page.at(self._state, self._done, self._total)
         if by_socket:
             with contextlib.suppress(OSError):
-                # Without waiting: a status that does not fit is old when there is room.
+                # This does not wait: by the time the socket accepts a delayed status, it would be outdated.
                 wire.send(self._sock, Status(self._number, self._state, self._done, self._total), wait=False)
