@@ -39,9 +39,9 @@ class Ranks:
     Attributes:
         rank: The number of this process, from 0.
         world_size: The number of ranks.
-        attempt: The name of this start of the job, the same on all ranks, so that it never uses leftovers of another
-            start. If None, the name that torchrun or Slurm set.
-        timeout_s: The maximum time to wait for the other ranks.
+        attempt: The name of this start of the job, the same on all ranks, so that a save never uses leftovers of
+            another start. If None, the name is taken from torchrun or Slurm.
+        timeout_s: The maximum time to wait for the other ranks, in seconds.
     """
 
     rank: int
@@ -84,7 +84,7 @@ class AsRank:
 def hint_for_single_save() -> str:
     """Return a hint if this is one of several ranks that save by themselves; otherwise an empty string."""
     rank, world_size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
-    # Looked up and not imported: a save of NumPy arrays must not load torch for a hint.
+    # The module is looked up and not imported: a save of NumPy arrays must not load torch for a hint.
     group = sys.modules.get("torch.distributed")
     if group is not None and group.is_available() and group.is_initialized():
         rank, world_size = str(group.get_rank()), str(group.get_world_size())

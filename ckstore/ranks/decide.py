@@ -30,9 +30,9 @@ class Coordinator:
     """One rank that waits for the others and may decide for all."""
 
     context: Context  # the store
-    meeting: FileRendezvous  # where they meet
-    work: RankWork  # how long it waits, and who is told how far it is
-    request: Request | None = None  # what the caller wants; None: this rank has failed, and only sees how it ends
+    meeting: FileRendezvous  # the rendezvous of the ranks
+    work: RankWork  # the deadline of this rank, and the record of its progress
+    request: Request | None = None  # the arguments of the caller; None if this rank has failed and only waits
 
     def wait(self, staging: Staging) -> CheckpointInfo:
         """Return the checkpoint of all ranks, once it is published. `staging` is the part of this rank."""
@@ -52,14 +52,15 @@ class Coordinator:
             info = self._decide(staging)
             if info is not None:
                 return info
-            # Later than this rank would give up itself: who publishes gets a grace, so that a slow disk is no failure.
+            # This is later than the deadline: a rank that is publishing gets a grace, so that a slow disk is no
+            # failure.
             if self.work.is_late_for_others and meeting.outcome() is None:
                 return self._give_up(None)
             pace.wait()
 
     def fail(self, error: BaseException) -> None:
         """Report to the other ranks why this rank failed, and wait until all have joined or the deadline has passed."""
-        with suppress(OSError):  # as on a full disk: the others learn at the deadline that this rank has ended
+        with suppress(OSError):  # for example on a full disk; the others then learn of it at the deadline
             self.meeting.say_failed(reason_of(error), of_storage=is_of_storage(error))
             if isinstance(error, Exception):
                 self._see_it_end()
@@ -81,7 +82,8 @@ class Coordinator:
         """
         meeting, who = self.meeting, self.meeting.who
         parts, failed = meeting.hear("part"), meeting.hear("failed")
-        # While some have not come the place stays: who comes to a place that was moved away would wait in an empty one.
+        # The rendezvous is kept until all ranks have joined. A rank that joins after it was moved away would wait in a
+        # new, empty one.
         all_came = len(meeting.hear("rank")) == who.world_size
         if len(parts) < who.world_size and not (failed and all_came) and not self.work.is_late:
             return None
@@ -94,14 +96,14 @@ class Coordinator:
     def _decide_alone(self, staging: Staging | None) -> CheckpointInfo | None:
         """Decide, with the lock that keeps other ranks from deciding."""
         meeting, who = self.meeting, self.meeting.who
-        if meeting.outcome() is not None:  # said since this rank looked, by the one that had the lock before
+        if meeting.outcome() is not None:  # recorded by the previous holder of the lock since this rank's last check
             return None
         layout = self.context.layout
-        gone = lost(layout, meeting)  # before the place is looked at: what is renamed between the two is seen there
+        gone = lost(layout, meeting)  # first: `_published` then finds a checkpoint that is renamed between both calls
         info = self._published()
-        if info is not None:  # by a rank that died before it could say so
+        if info is not None:  # a rank published it and died before it could report that
             return self._end(published(info))
-        # Read again, under the lock: a part may have come since, and then all are there.
+        # The documents are read again under the lock: the last part may have been staged since.
         failed, parts = meeting.hear("failed"), meeting.hear("part")
         if failed:
             return self._give_up({"failed": sorted(failed)})
@@ -109,7 +111,7 @@ class Coordinator:
             return self._give_up(given_up(layout, meeting))
         if gone is not None:
             return self._give_up(gone)
-        if self.request is None or staging is None:  # it could not say that it has failed
+        if self.request is None or staging is None:  # this rank has failed, but could not record that
             return None
         try:
             self.work.doing("joined the parts")
@@ -117,13 +119,14 @@ class Coordinator:
             whole = MergedCheckpoint(parts, who.attempt, beside)
             info = whole.publish(self.context, self.request, watch, meeting.say_publishing)
         except BaseException as error:
-            reclaim.discard(self.context, staging, error)  # on a full disk, there is room then to say why
+            reclaim.discard(self.context, staging, error)  # on a full disk, this makes room to record the reason
             ended = self._after(error)
             if ended is None:
                 raise
             return self._ended(ended)
         outcome = self._readable_outcome()
-        # If the same content was there, no rename failed: the others may have given this rank up meanwhile.
+        # If the step already had the same content, nothing was renamed, so nothing failed even if the others have given
+        # this rank up meanwhile.
         return info if outcome is None or "published" in outcome else self._ended(outcome)
 
     def _committed(self, info: CheckpointInfo) -> None:
@@ -137,13 +140,13 @@ class Coordinator:
     def _after(self, error: BaseException) -> Document | None:
         """Return the outcome if the try has ended although this rank failed to publish; otherwise report the error."""
         outcome = self.meeting.outcome() if isinstance(error, CkstoreError) else None
-        if outcome is not None:  # the others gave this rank up, or it is published
+        if outcome is not None:  # the others gave this rank up, or the checkpoint is published
             return outcome
         is_fenced = bool(self.meeting.hear("fence"))
         publishing = self.meeting.hear("publishing") if self.context.view.sees_locks else self._stop_publishers()
-        # Not after a failed sync: to sync again, and to be told that all went well, would prove nothing.
+        # Not after a failed sync: a second sync that succeeds would prove nothing.
         info = None if isinstance(error, UnknownOutcome) else self._published()
-        if info is None and is_fenced:  # the others have moved away what this rank was to rename
+        if info is None and is_fenced:  # the others have moved away the directory that this rank was to rename
             return self._say(stuck(self.meeting, publishing))
         if info is None:
             self._tell(error)
@@ -152,8 +155,9 @@ class Coordinator:
         return None
 
     def _give_up(self, outcome: Document | None) -> CheckpointInfo:
-        """End the try without publishing. Without an `outcome`, a rank that has the lock makes no progress."""
-        # No lock reaches the ranks of other hosts. No outcome may say that nothing is published while one of them can.
+        """End the try without publishing. If `outcome` is missing, the rank that has the lock makes no progress."""
+        # If locks do not reach other hosts, a rank there may still publish. It is stopped first, because no outcome may
+        # say that nothing is published as long as a rank can publish.
         if outcome is None or not self.context.view.sees_locks:
             publishing = self._stop_publishers()
             info = self._published()
@@ -163,9 +167,9 @@ class Coordinator:
         return self._end(outcome)
 
     def _stop_publishers(self) -> dict[int, Document]:
-        """Move staging directories that ranks may publish away, and stop new publishes.
+        """Stop new publishes, and move away the staging directories that ranks may be publishing.
 
-        Return the documents of these ranks.
+        Return the documents of the ranks that had announced a publish.
 
         Raises:
             UnknownOutcome: The disk refuses the fence, so a rank may still publish.
@@ -174,7 +178,7 @@ class Coordinator:
         try:
             publishing = self.meeting.fence()
             for document in publishing.values():
-                # A rename, not a look: after it the rank that stands still cannot rename that directory any more.
+                # Only a rename is safe: after it, the rank that makes no progress can no longer rename that directory.
                 with suppress(FileNotFoundError):  # already published, under its hidden name, or given up
                     trash.move_to_trash(layout, layout.staging / document["staging"])
             take_hidden(layout, self.meeting.who)
@@ -191,14 +195,15 @@ class Coordinator:
         found = next((one for one in of_step if is_of_try(one.manifest, who)), None)
         if found is None:
             return None
-        # The rank that renamed it may have died, or stand still, before its sync; this one acknowledges it (rule F).
+        # The rank that renamed it may have died or stopped before its sync. This rank acknowledges the rename, so it
+        # makes the sync itself (rule F).
         for folder in (layout.checkpoints / who.run, layout.checkpoints, layout.staging):
             files.sync_directory(folder)
         return info_of(self.context, found.manifest, found.manifest_id, key=found.key)
 
     def _tell(self, error: BaseException) -> None:
         """Report to the other ranks why this rank, which should publish, did not."""
-        with suppress(OSError):  # they find its part gone, and say so
+        with suppress(OSError):  # the others find that the part of this rank is missing, and report that
             if isinstance(error, RankMismatch):
                 self.meeting.say_outcome({"mismatch": str(error)})
             else:
@@ -213,7 +218,7 @@ class Coordinator:
         """Record the outcome of the try; return the outcome that was recorded first."""
         try:
             self.meeting.say_outcome(outcome)
-        except OSError:  # the others decide the same
+        except OSError:  # the other ranks reach the same decision
             return outcome
         return self._readable_outcome() or outcome
 
@@ -242,7 +247,7 @@ class Coordinator:
         if "published" not in outcome:
             return
         self.work.decided(info_from(dict(outcome["info"])))
-        # The lock on deciding is held until then, so it says when; the deadline ends the wait in any case.
+        # The publishing rank holds the lock on deciding until then. The deadline ends the wait in any case.
         pace = Backoff()
         while not self.work.is_late:
             following = self.meeting.deciding()

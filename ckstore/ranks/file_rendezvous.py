@@ -38,7 +38,10 @@ _JOIN = "join"
 _TRIES = 100
 _MOST_BYTES = 2**20
 _WHY_MOST_CHARS = 2**16
-"""In ASCII JSON a character takes up to 12 bytes, so a reason of this length can be read."""
+"""The maximum length of a reason.
+
+In ASCII JSON, a character takes up to 12 bytes, so a document with such a reason has less than `_MOST_BYTES`.
+"""
 _POLL_FIRST_S, _POLL_MOST_S = 0.005, 0.2
 
 
@@ -64,7 +67,7 @@ class FileRendezvous(Meeting):
         name = f"{who.name}.{attempt_digest(who.attempt)}.{who.world_size}"
         path = layout.staging / name
         for _ in range(_TRIES):
-            # First the directory, then its lock: between the two it can be swept, as any directory without a lock.
+            # Between its creation and the lock, the directory can be swept, like any directory without a lock.
             links.make_directory(path)
             try:
                 lock = locks.lock_shared(path)
@@ -72,7 +75,8 @@ class FileRendezvous(Meeting):
                 continue
             meeting = cls(layout, who, path, lock)
             try:
-                # Left by a try that has ended: its decider died before moving it, or the store may have other hosts.
+                # A try that has ended left this directory: its decider died before moving it, or other hosts may be
+                # using the store.
                 if meeting.outcome() is not None:
                     meeting.remove()
                     lock.release()
@@ -119,8 +123,8 @@ class FileRendezvous(Meeting):
     def say_publishing(self, staging: str) -> None:
         """Record which staging directory the next rename may publish."""
         self.say("publishing", staging=staging)
-        # Write first and then read, as `fence` does: either this rank sees the fence, or the others see what they must
-        # move away.
+        # Like `fence`, this writes first and reads afterwards. Therefore either this rank sees the fence, or the others
+        # see the directory that they must move away.
         if self.hear("fence"):
             msg = f"the other ranks gave up on {self.who}, which made no progress when it should have published"
             raise RankFailed(msg)
@@ -130,14 +134,15 @@ class FileRendezvous(Meeting):
 
         No rename may follow before the next call of `say_publishing`.
         """
-        # Otherwise the others would look for a staging directory that is in trash, and take it for published and lost.
+        # Otherwise the others would not find the staging directory, which is in trash, and would conclude that the
+        # checkpoint was published and then lost.
         with contextlib.suppress(FileNotFoundError):
             links.unlink(self._lock.inside / f"publishing-{self.who.rank}.json")
 
     def fence(self) -> dict[int, Document]:
         """Keep ranks from beginning to publish.
 
-        Return the documents of ranks that have announced it and may still publish.
+        Return the documents of ranks that have announced a publish and may still make it.
         """
         self.say("fence")
         return self.hear("publishing")
@@ -172,7 +177,7 @@ class FileRendezvous(Meeting):
         fresh = self._lock.inside / f".{uuid.uuid4().hex}"
         files.create_file(fresh, json.dumps(document).encode("ascii"), mode=0o444)
         try:
-            # By a link and not by a rename, which would replace what is there: the first outcome counts.
+            # A link, because a rename would replace an existing document: the first outcome counts.
             links.link(fresh, self._lock.inside / name)
         except FileExistsError:
             return False
@@ -225,7 +230,7 @@ def mismatched_ranks(layout: Layout, who: RankIdentity) -> list[str]:
         key, _, digest = left.rpartition(".")
         if digest != attempt_digest(who.attempt) or (key, world_size) == (who.name, str(who.world_size)):
             continue
-        with contextlib.suppress(OSError, DamagedBlob):  # it has just gone, or was left by a power cut
+        with contextlib.suppress(OSError, DamagedBlob):  # the directory was just removed, or a power cut left it
             for rank, document in documents_in(layout.staging / name, "rank").items():
                 said.append(f"{named(rank, document)} saves {key} with {world_size} ranks")
     return said

@@ -16,14 +16,14 @@ from ckstore.ranks.rank_identity import Document, RankIdentity, named, what_beca
 _MEANT = ("run", "step", "store", "hash", "chunk_bytes")
 """The members that describe the checkpoint and its store. They must be equal on all ranks."""
 _MEANT_APART = ("run", "step", "hash", "chunk_bytes", "remote")
-"""The same members for ranks with separate stores. Members that are not known yet are missing."""
+"""The same members for ranks with separate stores. A document lacks the members that its rank does not know yet."""
 
 
 class Meeting(ABC):
     """The rendezvous of one save or load, which this process has joined as a rank."""
 
     UNSAID: ClassVar[Mapping[str, str]]
-    """The text about a rank that has not written this document, in the order in which a rank writes them."""
+    """Kind of document -> the text about a rank that has not written it. A rank writes the kinds in this order."""
 
     def __init__(self, who: RankIdentity) -> None:
         self.who = who  # this process
@@ -75,11 +75,11 @@ def failed_on_all(act: str, causes: Mapping[int, BaseException]) -> CkstoreError
         and (len(causes) > 1 or isinstance(ours[0], RankMismatch | DoesNotFit))
         and type(ours[0]) is not CkstoreError
     ):
-        return ours[0]  # all say the same, or it is about all of them
+        return ours[0]  # all errors are the same, or the error is about all ranks
     hint = ours[0].hint if ours else "the causes are in .causes"
     said = []
     for rank, cause in sorted(causes.items()):
-        # Without a hint that the whole error already has.
+        # A hint that the combined error already has is left out.
         text = cause.message if isinstance(cause, CkstoreError) and cause.hint == hint else str(cause)
         said.append(f"rank {rank}: {text if type(cause) is CkstoreError else f'{type(cause).__name__}: {text}'}")
     return RankFailed(f"{act} failed on all ranks, because of {'; '.join(said)}", hint=hint, causes=causes)
@@ -90,7 +90,7 @@ def check_agreement(said: Iterable[Document]) -> bool:
 
     Return whether their stores differ.
     """
-    # Apart: they have stores of their own, and save together by the mirror that each of these has.
+    # Ranks are apart if they have different stores, each with a mirror, to which they save together.
     said = [*said]
     are_apart = len({one["store"] for one in said}) > 1 and all(one["mirrored"] for one in said)
     names = _MEANT_APART if are_apart else _MEANT

@@ -37,13 +37,13 @@ from ckstore.ranks.work import WorkWatch
 class MergedCheckpoint:
     """The checkpoint made of the parts of all ranks."""
 
-    parts: Mapping[int, Document]  # what the ranks said of their parts
-    attempt: str  # names the try
-    # Joins the parts, which it is given by rank, and returns the state of all.
+    parts: Mapping[int, Document]  # the documents of the ranks about their parts
+    attempt: str  # the name of the try
+    # Merges the parts, which are passed in the order of the ranks, and returns the state of all.
     state_of: Callable[[PartMerger, Sequence[Manifest]], Node]
-    # What `torch.distributed.checkpoint` saved; None: each rank saved a state or files of its own.
+    # The values that `torch.distributed.checkpoint` saved. None if each rank saved its own state or files.
     entries: tuple[DcpValue, ...] | None = None
-    # Writes the places of the parts that ranks staged in stores of their own. None if all parts are in this store.
+    # Records the remote that has the blobs of parts in the stores of other nodes. None if all parts are in this store.
     stage_places: Callable[[DirectoryLock], None] | None = None
 
     def publish(
@@ -53,7 +53,8 @@ class MergedCheckpoint:
 
         def stage(staging: Staging, notes: list[str]) -> StagedCheckpoint:
             del notes
-            # Before the parts are joined: who gives this rank up must know what to move away.
+            # The name is announced before the parts are merged: ranks that give this one up must know the directory
+            # that they have to move away.
             say(staging.path.name)
             with ExitStack() as opened:
                 parts = self._link_parts(context, staging, opened)
@@ -69,7 +70,7 @@ class MergedCheckpoint:
         parts = {
             rank: parse_manifest(said["manifest"], where=f"the part of {named(rank, said)}")[0]
             for rank, said in self.parts.items()
-            if self._is_far(context, said)  # its blobs are only there
+            if self._is_far(context, said)  # the blobs of the part are not in this store
         }
         linked: set[str] = set()
         paths = {
@@ -79,7 +80,7 @@ class MergedCheckpoint:
         }
         try:
             for path in paths.values():
-                # Locked until all is linked: the rank may end meanwhile, and then its part is swept.
+                # Each part stays locked until all blobs are linked. Otherwise it could be swept when its rank ends.
                 directory = opened.enter_context(CheckpointDirectory.at(path, context.layout.hash_prefix))
                 part = directory.manifest
                 rank = part.description.metadata["rank"]
@@ -92,7 +93,7 @@ class MergedCheckpoint:
                         staging.take(blob.digest, directory.lock.inside / BLOBS / blob.digest)
                         linked.add(blob.digest)
         except FileNotFoundError as error:
-            # Ranks that ended after they had staged their parts: these were then swept as dead.
+            # Some ranks have ended after staging their parts, and these parts were swept as dead.
             gone = [rank for rank, path in paths.items() if not dirfd_stat.is_directory(path)]
             if not gone:
                 raise
@@ -138,7 +139,8 @@ class MergedCheckpoint:
             description = replace(description, metadata={**about[0][FACTS], **description.metadata})
         draft = draft_of(context, captured, stored, texts, request.run, description, parent)
         found = None
-        # A part of a rank that did not count, as by another version, would count as finite.
+        # If a rank did not count its non-finite values, for example because it has another version of ckstore, its part
+        # would be taken for finite.
         if all(one.get("nonfinite") is not None for one in about):
             before = lineage_of(context, request.run, description.parent)
             counted = CountedPieces.of_parts([one["nonfinite"] for one in about])

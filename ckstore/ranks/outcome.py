@@ -37,7 +37,10 @@ def given_up(layout: Layout, meeting: FileRendezvous) -> Document:
 
 
 def stuck(meeting: FileRendezvous, publishing: Mapping[int, Document]) -> Document:
-    """Return the outcome of a try in which the rank with the lock makes no progress. `publishing` has its documents."""
+    """Return the outcome of a try in which a publishing rank makes no progress.
+
+    `publishing` are the documents of the ranks that announced a publish.
+    """
     became = meeting.became()
     said = [
         f"{named(rank, document)} {became.get(rank, 'is still publishing')}"
@@ -49,10 +52,10 @@ def stuck(meeting: FileRendezvous, publishing: Mapping[int, Document]) -> Docume
 
 def lost(layout: Layout, meeting: FileRendezvous) -> Document | None:
     """Return the outcome of a try that may have been published and replaced or removed since; None if it was not."""
-    # A rank that died after its rename has said nothing, and another try may have replaced what it published: to
-    # publish once more would put the older try in the place of the newer one.
+    # A rank that died after its rename has reported nothing, and another try may have replaced its checkpoint. A second
+    # publish would replace the newer checkpoint by the older one.
     if not all(dirfd_stat.is_directory(layout.staging / part["staging"]) for part in meeting.hear("part").values()):
-        return None  # who joins the parts finds that, and says which is gone
+        return None  # the merge then fails, and its error names the missing part
     said = [
         f"{named(rank, document)} stopped while it published, and its checkpoint was since deleted or replaced"
         for rank, document in sorted(meeting.hear("publishing").items())
@@ -66,9 +69,9 @@ def _is_unpublished(layout: Layout, who: RankIdentity, staging: str) -> bool:
     try:
         with CheckpointDirectory.at(layout.staging / staging, layout.hash_prefix):
             return True
-    except DamagedBlob:  # it is not sealed
+    except DamagedBlob:  # the directory is not sealed
         return True
-    except (FileNotFoundError, NotADirectoryError):  # renamed into its place, or swept: it does not say which
+    except (FileNotFoundError, NotADirectoryError):  # published or swept, which cannot be distinguished
         # A rank of another host may be publishing it.
         return not layout.view.sees_locks and _find_hidden(layout, who, take=False)
 
@@ -79,9 +82,9 @@ def take_hidden(layout: Layout, who: RankIdentity) -> None:
 
 
 def _find_hidden(layout: Layout, who: RankIdentity, *, take: bool) -> bool:
-    """Whether a rank of this try has the hidden name of its step. With `take` that directory is moved to trash."""
+    """Return whether a rank of this try has the hidden name of its step. With `take`, move the directory to trash."""
     path = hidden_at(layout, who.run, who.step)
-    statx.refresh(path.parent)  # this host may remember that the name is free
+    statx.refresh(path.parent)  # this host may have cached that the name does not exist
     with (
         suppress(FileNotFoundError, NotADirectoryError, DamagedBlob),
         CheckpointDirectory.at(path, layout.hash_prefix) as directory,
@@ -100,17 +103,17 @@ def is_of_try(manifest: Manifest, who: RankIdentity) -> bool:
 
 
 def now_at(layout: Layout, info: CheckpointInfo) -> Published | None:
-    """Return the checkpoint that a try published, or that of its step if its content differs."""
+    """Return the checkpoint that a try published, or the newest of its step if that one has other content."""
     of_step = published_of_step(layout, info.run, info.step)
     own = next((one for one in of_step if one.manifest_id == info.id), None)
-    # A rank of another host may have published the same under another id.
+    # A rank of another host may have published the same content under another id, which is no replacement.
     is_current = own is not None and own.manifest.content == of_step[-1].manifest.content
     return own if is_current else next(reversed(of_step), None)
 
 
 def with_news(info: CheckpointInfo, found: Published | None) -> CheckpointInfo:
     """Return the checkpoint that a try published, with a warning if it was replaced or deleted since."""
-    # The caller may have stood still for long: it is told of what it took part in, not of what it finds.
+    # If the caller was stopped for long, a newer checkpoint may exist. It gets the one in which it took part.
     if found is not None and found.manifest_id == info.id:
         return info
     now = "was deleted since" if found is None else f"was replaced since, by {short_id(found.manifest_id)}"

@@ -12,7 +12,7 @@ from ckstore.ops.read.load import StatePart
 
 @dataclass(frozen=True, slots=True)
 class StateOfRank(StatePart):
-    """The state of a rank, which is below its number in the merged checkpoint."""
+    """The state of a rank, which the merged checkpoint contains under the number of the rank."""
 
     rank: int
 

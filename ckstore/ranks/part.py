@@ -44,16 +44,16 @@ class Shard:
     """A tensor, or the part of a tensor that this rank has."""
 
     name: str  # of the whole tensor
-    tensor: Any  # what this rank has
+    tensor: Any  # the tensor or part that this rank has
     shape: tuple[int, ...]  # of the whole tensor
-    offsets: tuple[int, ...]  # where the part begins in it
+    offsets: tuple[int, ...]  # the start of the part in the whole tensor
 
 
 def pieces_of(
     shape: Sequence[int], offsets: Sequence[int], sizes: Sequence[int], item_bytes: int, chunk_bytes: int
 ) -> list[Block]:
     """Return the pieces of a shard, in the order of its bytes. A contiguous shard has pieces of one dimension."""
-    # Both who stages a part and who joins the parts ask this.
+    # Staging and merging both call this, so that they cut a shard in the same way.
     whole, block = in_bytes(shape, item_bytes), block_of(offsets, sizes, item_bytes)
     start = flat_start(whole, block)
     if start is None:
@@ -65,9 +65,9 @@ def pieces_of(
 class Content:
     """The values that a rank saves."""
 
-    captured: Captured  # its values
-    about: dict[str, Any]  # what the join is to know of them
-    cuts: Sequence[int] | None = None  # of how many sources each storage is made; None: of one
+    captured: Captured  # the values
+    about: dict[str, Any]  # the facts about the values that the merge needs
+    cuts: Sequence[int] | None = None  # the number of sources of each storage; one each if None
 
 
 def content_of(
@@ -93,8 +93,8 @@ def content_of(
 def stage_part(context: Context, work: RankWork, content: Content, asked: AskedPatience = AS_SET) -> Staging:
     """Write the content of a rank into a staging directory, seal it, and return it with its lock.
 
-    An error leaves no files. After a transient failure it stages again, as long as the other ranks wait. For them it is
-    a slow rank.
+    After an error, no files remain. After a transient failure, the rank stages again as long as the other ranks wait.
+    To them, it only appears to be slow.
     """
     who = work.who
     patience = Patience(context, (who.run, who.step), asked, WorkWatch(work))
@@ -102,7 +102,7 @@ def stage_part(context: Context, work: RankWork, content: Content, asked: AskedP
 
 
 def _stage_once(context: Context, work: RankWork, content: Content, patience: Patience) -> Staging:
-    # The lock is held until the parts were joined: a staging without a lock is taken for dead, and swept.
+    # The lock is held until the parts are merged: a staging directory without a lock is swept as dead.
     who = work.who
     work.doing("began to stage its part")
     checks = save_checks_or_all(context.layout)
@@ -123,7 +123,7 @@ def _fill(context: Context, staging: Staging, work: RankWork, content: Content, 
     nbytes = sum(source.nbytes for source in captured.sources)
     checks = save_checks_or_all(context.layout)
     recheck = Recheck(context, staging, who.run, nbytes, checks.recheck_share)
-    # What this rank counted before holds whatever the parent is: it goes by the bytes.
+    # The earlier counts of this rank are valid for any parent, because they are stored by the digests of the pieces.
     health = check_of(captured, context.known.counted.get(who.run, CountedPieces()), checks.health_share, cuts)
     stored = store_sources(
         context,
@@ -136,7 +136,7 @@ def _fill(context: Context, staging: Staging, work: RankWork, content: Content, 
     )
     if stored.found is not None:
         context.known.counted = {who.run: stored.found}
-    # After the bytes are stored: a state that changed while they were read is of no one moment.
+    # This is checked after the bytes are stored: if the state changed while it was read, the part is inconsistent.
     changed = captured.first_changed()
     if changed is not None:
         raise state_changed(changed)

@@ -1,4 +1,7 @@
-"""Merge parts: the state and the storages of the whole, over the blobs of all. Source: docs/format/v1.md, "Shards"."""
+"""Merge the parts of all ranks to one state, whose storages use the blobs of the parts.
+
+Source: docs/format/v1.md, "Shards".
+"""
 
 from __future__ import annotations
 
@@ -78,7 +81,7 @@ class PartMerger:
             rank = part.description.metadata["rank"]
             found = f"shape {list(shape)} {leaf.dtype} at rank {rank}, {list(tensor.shape)} {tensor.dtype} before"
             raise RankMismatch(f"{name} is not the same tensor on all ranks: {found}")
-        if offsets in tensor.seen or 0 in leaf.shape:  # a replica: what the first rank has counts
+        if offsets in tensor.seen or 0 in leaf.shape:  # a replica of a shard that was added, or an empty shard
             return
         tensor.seen.add(offsets)
         pieces = pieces_of(shape, offsets, leaf.shape, TORCH_ITEMSIZE[leaf.dtype], self._chunk_bytes)

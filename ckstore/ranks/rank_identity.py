@@ -14,7 +14,7 @@ Document = Mapping[str, Any]
 """A document of a rank for the other ranks. It identifies the process by ``rank``, ``host`` and ``pid``."""
 
 _STANDS_STILL = {
-    b"Z": "has ended",  # and only its parent has not asked for that yet
+    b"Z": "has ended",  # a zombie, for which its parent has not waited yet
     b"X": "has ended",
     b"T": "is stopped (SIGSTOP, or Ctrl-Z)",
     b"t": "is stopped by a debugger",
@@ -25,14 +25,14 @@ _STANDS_STILL = {
 class RankIdentity:
     """A rank, and the save or load in which it takes part."""
 
-    # What is saved.
+    # The checkpoint.
     run: str
     step: int
-    # Its number, and how many there are.
+    # The number of this rank, and the number of ranks.
     rank: int
     world_size: int
-    attempt: str  # names the try; the same on all ranks
-    # Where it runs.
+    attempt: str  # the name of the try, the same on all ranks
+    # The process.
     host: str
     pid: int
 
@@ -65,7 +65,7 @@ def what_became_of(document: Document, host: str) -> str:
     if document.get("host") != host or not isinstance(pid, int) or pid < 1:
         return ""
     try:
-        os.kill(pid, 0)  # no signal is sent: the kernel only says whether there is such a process
+        os.kill(pid, 0)  # this sends no signal, and only checks whether the process exists
     except OSError as error:
         if error.errno == errno.ESRCH:
             return "has ended"
@@ -76,7 +76,7 @@ def _state(pid: int) -> bytes:
     """Return the letter of a process's state, as in proc(5), or an empty value if /proc does not show it."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:  # it has just gone
+    except OSError:  # the process has just ended
         return b""
-    # The name of the program is in parentheses, and may itself have some: what follows the last one counts.
+    # The state follows the last parenthesis: the name of the program is in parentheses, and may itself contain some.
     return stat.rpartition(b")")[2].split()[0]

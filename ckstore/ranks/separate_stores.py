@@ -21,7 +21,7 @@ class JointCheckpoint:
     """A checkpoint that exists at the common place. Every rank receives this value."""
 
     info: CheckpointInfo
-    manifest: bytes  # its manifest as stored; empty if only one store has the checkpoint, where it was before
+    manifest: bytes  # its manifest as stored; empty if only the merging rank's store has it, from an earlier save
 
 
 class CopiedPart(Protocol):
@@ -43,10 +43,13 @@ class SeparateStores(Protocol):
     def publish_apart(
         self, context: Context, request: Request, whole: MergedCheckpoint, work: RankWork, sequence: int, /
     ) -> JointCheckpoint:
-        """Merge the parts of all nodes, and publish the checkpoint there and then in the store of this node."""
+        """Merge the parts of all nodes; publish the checkpoint at the common place, then in the store of this node."""
 
     def adopt(self, context: Context, joint: JointCheckpoint, staging: Staging | None, /) -> CheckpointInfo:
         """List a checkpoint of all nodes in this node's store, with the blobs that this rank staged."""
 
     def list_there(self, context: Context, ref: AnyRef, /) -> None:
-        """List the checkpoint that a ref names at the place: another node saved it, or this store lost its list."""
+        """List in this store the checkpoint that a ref names at the place, if this store does not have it.
+
+        Another node may have saved it, or this store may no longer list it.
+        """

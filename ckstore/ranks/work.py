@@ -25,9 +25,9 @@ from ckstore.ranks.rank_identity import RankIdentity
 R = TypeVar("R")
 
 GRACE_LEAST_S = 30.0
-"""A rank that is publishing at the deadline gets as long again, and at least this."""
+"""The minimum additional time of a rank that is publishing at the deadline. It gets its timeout again, if longer."""
 _QUIET_S = 10.0
-"""A disk under heavy load takes seconds for one fsync. After a longer time without progress the deadline applies."""
+"""The time without progress after which the deadline applies. A disk under heavy load takes seconds for one fsync."""
 _FOLLOWS_S = 5.0
 """The minimum time for the steps after a decision: as long as a save waits for the catalog."""
 _STOPS_S = 5.0
@@ -39,8 +39,8 @@ class RankWork:
 
     Args:
         who: The rank.
-        timeout_s: The maximum time to wait for the other ranks. If infinite, it waits for ever, without a thread.
-        grace_s: The additional time if the rank is publishing. If None, as long again, and at least `GRACE_LEAST_S`.
+        timeout_s: The maximum time to wait for the other ranks. If infinite, the rank waits forever, without a thread.
+        grace_s: The additional time if the rank is publishing. If None, `timeout_s`, and at least `GRACE_LEAST_S`.
     """
 
     def __init__(self, who: RankIdentity, timeout_s: float, grace_s: float | None = None) -> None:
@@ -50,7 +50,7 @@ class RankWork:
         self._deadline_s = time.monotonic() + timeout_s
         self.progress: Progress | None = None  # called in the thread of the caller
         self._bytes: tuple[int, int] | None = None
-        self._changed = threading.Condition()  # its lock may be taken again by the thread that has it
+        self._changed = threading.Condition()  # its lock is re-entrant
         self._doing = "began"
         self._moved_s = time.monotonic()
         self._offered = self._publishing = False
@@ -78,7 +78,7 @@ class RankWork:
     def doing(self, act: str, *, offers: bool = False) -> None:
         """Record the next step. With `offers` the other ranks may publish from then on."""
         with self._changed:
-            # Under the same lock as `_end_now`: so either the caller's answer counts, or this step, never both.
+            # `_end_now` uses the same lock. Therefore either the caller gives up, or this step is made, never both.
             if self._stopped is not None:
                 raise self._stopped
             self._doing = act
@@ -123,7 +123,7 @@ class RankWork:
         thread = threading.Thread(target=self._work, args=(work, unwanted), daemon=True, name=name)
         try:
             thread.start()
-        except RuntimeError:  # no thread can be started, as while the interpreter ends: then without a deadline
+        except RuntimeError:  # no thread can be started, for example at the exit of Python: work without a deadline
             return work()
         result: R
         try:
@@ -166,7 +166,7 @@ class RankWork:
 
     def _limit_s(self) -> float:
         """Return the time until which the caller waits. It increases while the thread makes progress."""
-        if self._decided is not None:  # what follows cannot change it, so its caller need not wait for all of that
+        if self._decided is not None:  # later steps cannot change the outcome, so the caller need not wait for all
             return max(self._deadline_s, self._decided_s + _FOLLOWS_S)
         grace_s = self.grace_s if self._publishing else 0.0
         return max(self._deadline_s + grace_s, self._moved_s + _QUIET_S)
@@ -215,7 +215,7 @@ class WorkWatch(SaveWatch):
         self._work.doing("wrote the manifest")
 
     def publishing(self, step: int) -> None:
-        """Continue unless the caller has given up."""
+        """Record that publishing begins; raises an error if the caller has given up."""
         self._work.publishing(step)
 
     def committed(self, info: CheckpointInfo) -> None:
