@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 from ckstore.fs.buffers import GRAIN_BYTES, aligned_buffer
 
-# Six blobs of the default size, 32 MiB. With four, Ceph on the same machine took a third longer; eight were no faster.
-# The limit for a whole transfer is 256 MiB, so the rest of it has 64 MiB.
+# The limit for blobs: six of the default size, 32 MiB. With four, a transfer to Ceph on the same machine took a third
+# longer; with eight, it was no faster. A whole transfer may use 256 MiB, so 64 MiB remain for everything else.
 IN_FLIGHT_BYTES = 192 * 2**20
 _LOOK_S = 0.5
 
@@ -23,14 +23,15 @@ def whole_blocks(nbytes: int) -> memoryview:
 class MemoryBudget:
     """Lets threads reserve memory up to a limit; further threads wait.
 
-    A request above the limit reserves all of it, so it runs while no other thread has memory.
+    A request above the limit reserves all of the memory, so it waits until no other thread has any.
     """
 
     def __init__(self, nbytes: int = IN_FLIGHT_BYTES) -> None:
         self._all = self._free = nbytes
         self._changed = threading.Condition()
         self._is_ended = False
-        # Buffers for reuse; most blobs have the same size. Together they never exceed the free memory.
+        # Buffers that are kept for reuse, since most blobs have the same size. Together they never exceed the free
+        # memory.
         self._idle: list[memoryview] = []
 
     @contextmanager
@@ -38,7 +39,7 @@ class MemoryBudget:
         """Wait until `nbytes` are free, and reserve them for the block."""
         taken = min(nbytes, self._all)
         with self._changed:
-            # Short waits: during an endless wait, Ctrl-C would not end the transfer.
+            # The waits are short, because Ctrl-C would not end the transfer during an endless wait.
             while self._free < taken and not self._is_ended:
                 self._changed.wait(_LOOK_S)
             self._free -= taken
@@ -52,7 +53,7 @@ class MemoryBudget:
     @contextmanager
     def lending(self, nbytes: int) -> Iterator[memoryview]:
         """Reserve memory as `taking` does, and yield a buffer aligned for direct writes, which may hold old bytes."""
-        # Old buffers are reused: the kernel needs longer to provide new memory than a digest of it takes.
+        # Old buffers are reused, because the kernel takes longer to provide new memory than a digest of it takes.
         wanted = max(1, -(-nbytes // GRAIN_BYTES)) * GRAIN_BYTES
         with self.taking(wanted):
             memory = self._take_idle(wanted) or aligned_buffer(wanted)

@@ -31,7 +31,7 @@ class Intent:
     clock: Callable[[], float]
     version: str | None = None  # version tag of the last write of this process; None before the first
     written_s: float = 0.0  # time of that write, by `clock`
-    has_committed: bool = False  # afterwards it is not renewed, and does not become stale
+    has_committed: bool = False  # whether it was committed; it is then not renewed, and does not become stale
     mutex: threading.Lock = field(default_factory=threading.Lock)  # held while it is renewed
 
     @classmethod
@@ -49,7 +49,8 @@ class Intent:
         """Write the intent again if a quarter of its life has passed.
 
         Raises:
-            VoidIntent: More than half of its life has passed, as after a suspend, or another client has changed it.
+            VoidIntent: More than half of its life has passed, for example during a suspend, or another client has
+                changed it.
         """
         with self.mutex:  # of two threads that renew at once, the second would mistake the first for a pruner
             if self.has_committed:

@@ -11,7 +11,7 @@ from ckstore.remote import keys
 from ckstore.remote.budget import MemoryBudget
 from ckstore.remote.objects import THREADS, ObjectEntry, Objects
 
-# These requests run at the same time, and take about as long as one page of a listing.
+# The number of lookups that take about as long as one page of a listing, since they run at the same time.
 PAGE_ASKS = THREADS
 _PAGE_KEYS = 1000
 

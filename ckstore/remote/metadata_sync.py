@@ -92,9 +92,9 @@ def pins_of(context: Context, infos: Iterable[CheckpointInfo]) -> Iterator[Metad
 
 
 def restored_at(context: Context, remote: Remote, found: Mapping[str, ObjectEntry]) -> set[str]:
-    """Return the keys of small objects that are back at an earlier version, since the mirror was restored.
+    """Return the keys of small objects that have an earlier version again, because the mirror was restored.
 
-    A version that this store never pushed was written by another store, and stays.
+    An object with a version that this store never pushed is left out, since another store wrote that version.
 
     Args:
         context: The store.
@@ -143,7 +143,7 @@ class MetadataPusher:
         for one in wanted:
             there = found[one.key].tag if one.key in found else ""
             pushed = self._record.documents.get(one.key)
-            # The store took this version from the remote. Another store may have changed it there since.
+            # A version that this store took from the remote is not pushed: another store may have changed it since.
             if pushed == (one.digest, there) or (pushed is None and there and taken.get(one.key) == one.digest):
                 continue
             try:

@@ -62,7 +62,7 @@ from ckstore.remote.source import Source, SourceManifest, read_manifest
 # One read may suffer from a lost connection or a flipped bit. A blob that is wrong each time is damaged on the remote.
 _READS = 3
 _PAUSE_S = 0.5
-# The overhead of a blob: an inode, and names in two directories.
+# The overhead of a blob, in bytes: an inode, and names in two directories.
 _BESIDE_BYTES = 4096
 
 
@@ -321,8 +321,8 @@ class Pull:
         info = info_of(context, manifest, place.id, tags=(), key=outcome.key)
         try:
             self._drop_others(info, outcome.older)
-            # Its sequence number comes from the source. So it is handled as one that was found with the run, and not as
-            # one that this process assigned.
+            # The sequence number comes from the source. Therefore the checkpoint is handled like one that was found in
+            # the run, and not like one whose number this process assigned.
             self._catalogue(info.key)
         finally:
             staging.lock.release()
@@ -344,7 +344,7 @@ class Pull:
             self.warnings.append(f"{said}; tag the pulled checkpoint, or gc drops it")
 
     def _is_kept(self, key: CheckpointKey, info: CheckpointInfo) -> bool:
-        """Whether another directory of the step of `info` stays, superseding it or superseded by it."""
+        """Whether another directory of the step of `info` is kept, whichever of the two is newer."""
         id = id_at(self.context.layout.checkpoint(key))
         if id != info.id and id in self._wanted:  # the source also has it at this step
             return True
@@ -363,8 +363,8 @@ class Pull:
         self, place: Place, manifest: Manifest, form: StoredForm, staging: Staging, *, compares: bool = False
     ) -> None:
         claim = staging.claim_compared if compares else staging.claim
-        # Claimed before anything is downloaded: local blobs must not be freed meanwhile. If a claim failed because of
-        # damage, the downloaded bytes heal the blob.
+        # Local blobs are claimed before anything is downloaded, so that they are not freed meanwhile. If a claim fails
+        # because of damage, the downloaded bytes heal the blob.
         missing = [blob for blob in manifest.blobs if not claim(blob.digest, blob.nbytes)]
         self._check_room(place, missing)
         self._expected_bytes = self._moved_bytes + sum(blob.nbytes for blob in missing)
@@ -389,7 +389,7 @@ class Pull:
             raise InsufficientSpace(f"{msg}; nothing was fetched", hint=how_to_free(self.context, need.missing))
 
     def _fetch(self, place: Place, staging: Staging, blob: BlobRecord) -> None:
-        # Aligned, so that it is written past the page cache, as a save does.
+        # The buffer is aligned, so that the blob is written past the page cache, as in a save.
         with self._budget.lending(blob.nbytes) as buffer:
             came = fetch_checked(self.source, place, blob, buffer, budget=self._budget, limiter=self._limiter)
             staging.put(blob.digest, buffer)
@@ -429,7 +429,7 @@ def fetch_checked(
             msg = f"blob {blob.digest} of {place.name} is missing at {source.name}"
             raise RemoteError(msg, hint=PUSH_AGAIN)
         if limiter is not None:
-            # After the read, since the number of bytes is known only now; the next reads wait.
+            # The limiter waits after the read, since the number of bytes is known only now. This delays the next reads.
             limiter.wait(came)
         if algorithm.digest(buffer) == blob.digest:
             return came

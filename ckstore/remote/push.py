@@ -54,11 +54,12 @@ if TYPE_CHECKING:
     from ckstore.remote.push_plan import RemoteState
 
 T = TypeVar("T")
-# A batch needs one intent and one listing. Each of its checkpoints stays open, and a trainer has few file descriptors.
+# The maximum number of checkpoints in a batch, which needs one intent and one listing. Each of its checkpoints stays
+# open, and a trainer has few file descriptors.
 _BATCH = 32
-# Bytes of blobs and manifests. No manifest of a batch is written before its last blob, so a large checkpoint is a batch
-# of its own: the newest one is then complete on the remote before older ones are begun. The intent of a batch contains
-# all of its manifests, and readers refuse an intent above 512 MiB.
+# The maximum size of the blobs and manifests of a batch. No manifest of a batch is written before its last blob, so a
+# large checkpoint is pushed alone: the newest one is then complete on the remote before older ones are begun. The
+# intent of a batch contains all of its manifests, and readers refuse an intent above 512 MiB.
 _BATCH_BYTES = 32 * 2**20
 # A push starts again if a pruner voided its intent, or if it was suspended. More attempts than this are no accident.
 _BEGINNINGS = 5
@@ -111,7 +112,7 @@ def push(context: Context, infos: Sequence[CheckpointInfo], remote: Remote, mann
         work.send_all()
         work.beside()
     finally:
-        # Also after an error: what the records say need not be sent or read again.
+        # The record is also saved after an error, so that the next push sends and reads less.
         work.keep_record()
     if work.failures:
         raise joined(work.failures)
@@ -135,7 +136,7 @@ class PushedMetadata(NamedTuple):
     Attributes:
         failed: Errors by key.
         missing: Ids of checkpoints whose manifest is missing on the remote. Their metadata was not pushed.
-        removed: As `missing`, for those that a policy or a user removed.
+        removed: Ids of checkpoints that a policy or a user removed from the remote. Their metadata was not pushed.
     """
 
     failed: dict[str, CkstoreError]
@@ -158,7 +159,7 @@ def push_metadata(context: Context, remote: Remote, said: Sequence[MetadataObjec
 
 
 def end_intents(remote: Remote, keys: Sequence[str]) -> None:
-    """Delete intents of finished pushes. Those that cannot be deleted become stale."""
+    """Delete intents of finished pushes. Intents that cannot be deleted become stale."""
     with suppress(RemoteError):
         remote.objects.delete(keys)
 
@@ -194,7 +195,7 @@ class Push:
 
     def send_all(self) -> None:
         """Push the checkpoints of the plan in batches. One that is incomplete locally does not hold up the others."""
-        # Newest first: if the machine dies during the push, the remote has the latest state.
+        # The newest comes first: if the machine dies during the push, the remote has the latest state.
         todo = sorted(self._plan.checkpoints, key=lambda info: info.order, reverse=True)
         todo = [info for info in todo if info.id in self._there.lacking]
         for batch in self._batches(todo):
@@ -235,8 +236,8 @@ class Push:
 
     def _send(self, batch: Sequence[CheckpointInfo]) -> None:
         with ExitStack() as opened:
-            # Open until the manifests are written, so that a checkpoint is not dropped locally during its push (rule
-            # L).
+            # The directories stay open until the manifests are written, so that a checkpoint is not dropped locally
+            # during its push (rule L).
             directories = [opened.enter_context(open_listed(self._context, info)) for info in batch]
             delta = self._delta(batch[0], directories[0])
             if delta is not None:
@@ -305,8 +306,8 @@ class Push:
         objects = self._remote.objects
         intent.write(objects)
         self._intent = intent
-        # After the intent: a pruner that did not read it either fails at its swap, or its marks are removed by this
-        # call.
+        # This follows the intent. If a pruner has not read the intent, either its swap fails, or this call removes its
+        # marks.
         condemned = unmark_needed(objects, wanted, cas=self._remote.cas)
         names = {digest: str(condemned.name(digest)) for digest in wanted}
         # All blobs are looked up after the last one was sent. Before that, only those that the plan did not find
@@ -317,7 +318,7 @@ class Push:
         lacking = [digest for digest in wanted if digest not in there]
         if any(wanted[digest].read is None for digest in lacking):
             raise _MissingBase
-        # Largest first: otherwise one thread might still be sending it after the others have finished.
+        # The largest comes first: otherwise one thread might still be sending it when the others have finished.
         lacking.sort(key=lambda digest: wanted[digest].nbytes, reverse=True)
         tags: dict[str, str] = {}
 
@@ -336,7 +337,8 @@ class Push:
             self._publish(directories, intent, delta)
             self._there.places.update(intent.places)
         for digest, tag in tags.items():
-            # The record is of this push's own write, by its tag: another client may have written the same name since.
+            # Only this push's own write, known by its tag, is recorded: another client may have written the same name
+            # since.
             if there[digest].tag == tag:
                 self._record.blobs[digest] = record.seen(there[digest], "sent")
 
@@ -360,7 +362,7 @@ class Push:
     def _find_blobs(self, names: Mapping[str, str], wanted: Mapping[str, _RequiredFile]) -> dict[str, ObjectEntry]:
         """Return the entries of those blobs that exist under their current name with the right size.
 
-        One in which a verification found other bytes is sent again.
+        A blob in which a verification found other bytes is left out, so that it is sent again.
         """
         by_key = {keys.blob(name): digest for digest, name in names.items()}
         there, self._record.blob_count = look(self._remote.objects, by_key, self._record.blob_count)
@@ -379,7 +381,7 @@ class Push:
             data = memory[:0] if blob.read is None else blob.read(memory)
             if self._limiter is not None:
                 self._limiter.wait(blob.nbytes)
-            # It is looked up together with all others, after the last of them.
+            # The blob is looked up together with all others, after the last one was sent.
             mark = self._retry(lambda: self._remote.objects.send(key, data))
         self.sent_bytes += blob.nbytes
         self.sent_count += 1
@@ -505,7 +507,7 @@ def _read_checked(directory: CheckpointDirectory, blob: BlobRecord, data: memory
     """Return the bytes of a blob, compared with its digest, in `data` or in a mapping."""
     what = f"the push of {directory.manifest.name}"
     with directory.reporting_damage():
-        # The plain bytes: the remote may have no encoded form yet.
+        # The plain bytes are read, because the remote may have no encoded form yet.
         if read_unless_file(directory, blob.digest, 0, data, what):
             return _checked(directory, blob, data)
         fd = directory.open_blob(blob, what, whole=True)

@@ -60,7 +60,7 @@ def plan_push(context: Context, infos: Sequence[CheckpointInfo], remote: Remote)
 def only_elsewhere(context: Context, info: CheckpointInfo, remote: str) -> BytesElsewhere | None:
     """Return the error for an evicted checkpoint that `remote` lacks, with the commands that help.
 
-    None if the store does not know any remote that has its data.
+    Return None if the store knows no remote that has the data.
     """
     holders = holder_names_at(context.layout.checkpoint(info.key))
     at = [name for name in holders if name != remote]
@@ -86,7 +86,7 @@ class RemoteState(NamedTuple):
     Attributes:
         plan: The checkpoints and blobs to send, before anything is encoded.
         lacking: Ids of the checkpoints that the remote lacks or has in part.
-        source: For reading from the remote.
+        source: The remote, for reading.
         places: Its checkpoints. Without encoding, only those of the plan.
         sizes: The sizes that it has of the blobs that the plan needs.
         known: The record of earlier checks of the remote.

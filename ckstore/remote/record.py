@@ -26,12 +26,15 @@ _FORMAT = "ckstore-remote-seen"
 _VERSION = 1
 _MAX_BYTES = 512 * 2**20
 _MOST = 50_000
-"""Above this number the oldest entries are dropped, which costs requests, and reading back before an eviction."""
+"""The maximum number of entries of each kind. The oldest are dropped.
+
+Without an entry, a push makes more requests, and an eviction reads the blob back.
+"""
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,100}\Z")
 
 How = Literal["sent", "read", "damaged"]
-"""``sent``: this store sent the bytes. ``read``: they were read back, and are those of the digest. ``damaged``: they
-were read back, and are others."""
+"""``sent``: this store sent the bytes. ``read``: the bytes were read back and have the digest. ``damaged``: the bytes
+were read back and have another digest."""
 
 
 class ObjectVersion(NamedTuple):
@@ -60,8 +63,7 @@ class RemoteRecord:
     blobs: dict[str, ObjectVersion] = field(default_factory=dict)  # digest -> the version whose bytes are known
     # Key of a small document -> digest of the content that was pushed, and the tag of the resulting version.
     documents: dict[str, tuple[str, str]] = field(default_factory=dict)
-    # Ids of the checkpoints of which all blobs were found on the remote after their manifest was written, with the
-    # time.
+    # Id of a checkpoint -> when its manifest was written, after all of its blobs were found on the remote.
     checkpoints: dict[str, str] = field(default_factory=dict)
     blob_count: int = 0  # how many blobs the last full listing had
 

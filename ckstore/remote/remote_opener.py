@@ -78,7 +78,7 @@ def _name_of(context: Context, remote: RemoteLike | None) -> str | Path:
     if there:
         return there[0]
     if target.kind == "directory" and is_store(target.path):
-        # As an absolute path: later reads may start in another working directory.
+        # The path is absolute, because later reads may start in another working directory.
         return resolved(target.path)
     msg = f"the store {context.layout.path} has no remote at {target}"
     raise NoSuchRemote(msg, hint=f"ckstore remote add NAME {target.address}")
@@ -91,7 +91,7 @@ def open_remote(context: Context, name: str, *, writing: bool = False) -> Remote
         raise _is_store(entry.name, entry.target.path)
     if writing:
         check_takes_pushes(entry)
-    # From a probe. A service that was never probed is treated as one without compare-and-swap.
+    # The features come from a probe. A service that was never probed is treated as one without compare-and-swap.
     seen = entry.abilities or Abilities(cas="no", checks_bodies=None)
     objects = open_objects(entry.target, entry.abilities)
     return Remote(entry.name, objects, seen.cas != "no", seen.checks_bodies is True, entry.uuid)
@@ -142,7 +142,7 @@ def near(layout: Layout) -> Near:
 
 
 def uuid_of(remote: Remote | OtherStore) -> str:
-    """Return the uuid of the remote or store. With another uuid, the name stands for another remote."""
+    """Return the uuid of the remote or store. If it differs from a recorded one, the name has another remote now."""
     if isinstance(remote, Remote):
         return read_info(remote.objects, remote.name).uuid
     return remote.context.settings.uuid

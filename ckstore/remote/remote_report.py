@@ -25,7 +25,7 @@ _NAMED = 3
 
 
 def check_checkpoints(context: Context, every: Sequence[CheckpointInfo]) -> Iterator[CheckResult]:
-    """Examine the mirror, the evicted checkpoints and the download cache; `every` has superseded checkpoints also."""
+    """Examine the mirror, the evicted checkpoints and the download cache; `every` includes superseded checkpoints."""
     status = status_of(context, [info for info in every if not info.superseded])
     known = read_config(context.layout).get("remotes") or {}
     if status is not None:

@@ -128,7 +128,8 @@ class Remotes:
         entry = entry_named(self._context.layout, name)
 
         def without(found: Any) -> Any:
-            # Under the lock of the settings. Otherwise saves would no longer be mirrored, and nothing would report it.
+            # This is checked under the lock of the settings. Otherwise a remote that has just become the mirror could
+            # be removed, and saves would silently not be mirrored.
             if config_file.setting_of(self._context.layout, MIRROR) == entry.name:
                 msg = f"the remote {entry.name} is the mirror of the store; nothing was removed"
                 off, command = "store.config.mirror = None", "ckstore config mirror off"
@@ -337,7 +338,8 @@ class Remotes:
 
     def _keep(self, entry: RemoteEntry, *, is_new: bool) -> None:
         def kept(found: Any) -> Any:
-            # Under the lock of the settings: another process may have removed or added a remote during the probe.
+            # This runs under the lock of the settings: another process may have removed or added a remote during the
+            # probe.
             if not is_new:
                 entry_named(self._context.layout, entry.name)
             self._check_is_at(entry.name, entry.target)

@@ -84,7 +84,7 @@ class ObjectSource:
         self._objects = objects
         self._names: dict[str, str] = {}
         self._decoding = Decoding(objects, self._read_file, near, name)
-        self._unannotated: set[Place] = set()  # of the checkpoints in the last listing
+        self._unannotated: set[Place] = set()  # checkpoints without annotations in the last listing
 
     def use(self, digest: str, name: str) -> None:
         """Set the name under which a blob is read."""

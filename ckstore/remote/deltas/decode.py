@@ -29,9 +29,11 @@ ReadFile = Callable[[str, int, memoryview], bool]
 Near = Callable[[str], "Buffer | None"]
 """Returns the plain bytes of a local blob, which may be damaged; the caller compares them with the digest."""
 
-# The cache holds four blobs of the default size: a pack has many pieces, and is the base of many blobs.
+# The size of the cache: four blobs of the default size. A pack is needed repeatedly, because it has many pieces and is
+# the base of many blobs.
 _KEPT_BYTES = 128 * 2**20
-# Limit of blobs decoded for one blob. A hostile remote could have each of 8 levels decode 256 others, repeatedly.
+# The maximum number of blobs that are decoded for one blob. A hostile remote could otherwise have 256 others decoded at
+# each of 8 levels.
 _DECODED_MOST = 4096
 
 
@@ -59,7 +61,7 @@ class Decoding:
         return self._encoding(place) or PLAIN_FORM
 
     def note(self, place: Place, manifest: bytes | None) -> None:
-        """Record the ``manifest.json`` of a checkpoint, so that it is not read again. None if it does not exist."""
+        """Record the ``manifest.json`` of a checkpoint, or that it does not exist, so that it is not read again."""
         if manifest is None or not begins_one(manifest[:HEAD_BYTES]):
             self._encodings[place] = None
             return
@@ -74,7 +76,7 @@ class Decoding:
     def _encoding(self, place: Place) -> Encoding | None:
         if place not in self._encodings:
             head = memoryview(bytearray(HEAD_BYTES))
-            # Most checkpoints are plain, and their manifests are long.
+            # Only the head is read at first, because most checkpoints are plain, and their manifests are long.
             is_one = self._objects.read_into(place.manifest, 0, head) and begins_one(bytes(head))
             self.note(place, self._objects.get(place.manifest, MANIFEST_MAX_BYTES) if is_one else None)
         return self._encodings[place]
@@ -109,7 +111,7 @@ class Decoding:
             return None
         forms = (encoding.links.get(digest), encoding.encoded.get(digest))
         form = next((form for form in forms if form is not None and old.blob in form.bases), None)
-        # Compared before it is used: the owner of the memory may have changed it.
+        # The old piece is compared before it is used, because the owner of the memory may have changed it.
         if form is None or algorithm_of(old.piece).digest(into) != old.piece:
             return None
         work = _Work(self, encoding)

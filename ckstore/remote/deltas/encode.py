@@ -31,14 +31,16 @@ from ckstore.ops.refs.listing import infos
 from ckstore.remote.deltas.spool import Delta, Spool
 from ckstore.remote.keys import Place
 
-# If less is saved, the remote would keep a base, and every reader would download and decode two blobs, for little.
+# The maximum size of an encoded blob, as a share of its plain size. A smaller saving does not justify that the remote
+# keeps a base, and that every reader downloads and decodes two blobs.
 _MOST_SHARE = 1 / 2
-# The checkpoint was deleted or is incomplete. Another base, or none, is used instead.
+# The errors of a base that was deleted or is incomplete. Another base is then used, or none.
 _NOT_HERE = (NoSuchRef, DamagedBlob, InUse, BytesElsewhere)
 _TRIED_MOST = 2
-# A plain blob at the end of a chain was pushed at most this many checkpoints ago, or is not looked for.
+# The number of nearest checkpoints among which one with a shorter chain is searched.
 _LOOKED_AT = 128
-# A link is stored in addition to the form that every reader can decode.
+# The maximum size of a link, as a share of the plain size. A link is stored in addition to the form that every reader
+# can decode.
 _LINK_SHARE = 1 / 8
 
 
@@ -75,7 +77,7 @@ def _nearest_first(context: Context, directory: CheckpointDirectory, there: Coll
     of_run, own = infos(context, directory.manifest.run), directory.manifest_id
     at = next((i for i, info in enumerate(of_run) if info.id == own), len(of_run))
     known, parent = {place.id for place in there}, directory.manifest.description.parent
-    # Of those with the same distance, the older one first: readers are more likely to have it.
+    # Of two checkpoints at the same distance, the older one comes first, because readers are more likely to have it.
     order = sorted(range(len(of_run)), key=lambda i: (of_run[i].id != parent, abs(i - at), i))
     return [of_run[i] for i in order if of_run[i].id in known and of_run[i].id != own]
 
@@ -104,9 +106,9 @@ class _Encoder:
         form = form_of(Place(nearest.run, nearest.step, nearest.id))
         blobs = self._directory.manifest.blobs
         self._forms.keep_plain(blob for blob in blobs if blob.nbytes in sizes.get(blob.digest, ()))
-        # In the form that the remote has, whatever the local form is.
+        # The base has the form that the remote stores, whatever the local form is.
         self._forms.adopt(replace(base.manifest, form=form))
-        # Chains are checked later. Where they do not allow the base, the difference still becomes a link.
+        # The lengths of chains are checked later. If they do not allow this base, the difference can still be a link.
         self._matcher = self._matcher_of(base, lambda *_: True)
         return True
 
@@ -189,7 +191,7 @@ class _Encoder:
             return None
         plain = container.decode_blob(data, self._source.part, where=blob.digest, most_bytes=BLOB_MAX_BYTES)
         if algorithm_of(blob.digest).digest(plain) != blob.digest:
-            # One day the remote may have the only copy (promise P11).
+            # The remote may later have the only copy (promise P11).
             raise SaveFailed(f"an encoded form of blob {blob.digest} does not decode to it, and was not sent")
         return data
 

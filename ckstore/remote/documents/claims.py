@@ -1,8 +1,8 @@
 """Claims: records of stores that evicted checkpoints and rely on their copies on a remote.
 
-``tests/protocol/claims.py`` models this. A store writes its claim before it checks that the remote has the bytes. So
-they are kept although other stores delete checkpoints on the remote at the same time. Source: docs/format/remote-v1.md,
-"Evict".
+``tests/protocol/claims.py`` models this. A store writes its claim before it checks that the remote has the bytes.
+Therefore the bytes are kept, although other stores may delete checkpoints on the remote at the same time. Source:
+docs/format/remote-v1.md, "Evict".
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def who_claims(context: Context, remote: Remote, claims: Iterable[Claim]) -> dic
 
 
 def _read_if_possible(remote: Remote, claim: Claim) -> ClaimRecord | None:
-    """Read a claim as `read_claim` does. Return None for a damaged claim too; it counts, but its store is unknown."""
+    """Return the content of a claim, or None if it has ended or is damaged. A damaged claim still counts."""
     try:
         return read_claim(remote.objects, claim)
     except OF_ALL:
@@ -122,7 +122,8 @@ def _read_if_possible(remote: Remote, claim: Claim) -> ClaimRecord | None:
 
 def end_claims(context: Context, remote: Remote) -> list[Claim]:
     """Delete those claims of this store that are no longer needed, and return the other claims on the remote."""
-    # Listed first: an eviction writes elsewhere.json before its claim, so the file of each listed claim is found.
+    # The claims are listed first: an eviction writes elsewhere.json before its claim, so the file of each listed claim
+    # is found.
     claims = claims_at(remote.objects)
     ended = {claim for claim in claims if claim.store == context.settings.uuid and not _is_needed(context, claim)}
     remote.objects.delete([claim.key for claim in ended])
@@ -173,8 +174,8 @@ def _trash_paths(context: Context, place: Place) -> Iterator[StorePath]:
     layout = context.layout
     for name in trash.names_in(layout.trash):
         key = trash.former_place(name)
-        # Without a remaining undo period it cannot be restored; with several hosts, everything waits for the grace
-        # period.
+        # A checkpoint without a remaining undo period cannot be restored. If the store has several hosts, claims are
+        # kept as long as the checkpoint is in trash.
         if (
             key is not None
             and key.fits(*place)

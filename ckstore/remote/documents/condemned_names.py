@@ -26,8 +26,8 @@ _FORMAT = "ckstore-remote-condemned"
 _VERSION = 1
 MAX_BYTES = 64 * 2**20
 BATCH_NAMES = 20_000
-# Limits of what pruners enter. They keep the object below `MAX_BYTES` with the longest names, and limit the marked
-# names that a push reads to 13 MiB.
+# The maximum numbers of names that pruners enter. They keep the object below `MAX_BYTES` even with the longest names,
+# and limit the marked names that a push reads to 13 MiB.
 MOST_CONDEMNED = 131_072
 MOST_BURNT = 500_000
 _UUID = re.compile(r"[0-9a-f]{32}\Z")
@@ -172,8 +172,8 @@ def swap(objects: Objects, new: CondemnedNames, version: str | None) -> str | No
     """Replace the version that was read, or create the object if there was none.
 
     Returns:
-        The new version, "" if the object was created, because its version is then unknown. None if another client has
-        changed it.
+        The new version, or None if another client has changed the object. "" if the object was created, because its
+        version is then unknown.
     """
     new.change = uuid.uuid4().hex
     data = to_write(new, _parse, most_bytes=MAX_BYTES, where=keys.CONDEMNED)

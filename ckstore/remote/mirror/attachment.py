@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def attach(context: Context) -> None:
-    """Make saves start the process that mirrors, and evict checkpoints that the mirror has if they lack space."""
+    """Make saves start the process that mirrors, and, if a save lacks space, evict checkpoints that the mirror has."""
     context.subscribers = (Subscriber("mirroring", _mirror), *context.subscribers)
     context.evictor = partial(_evictor, context)
     context.attached = (*context.attached, __name__)

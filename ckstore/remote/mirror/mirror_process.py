@@ -21,7 +21,8 @@ from ckstore.saver.helper_start import start_beside
 
 ENTRY = "ckstore.remote.mirror.mirror_server"
 Why = Literal["opened", "saved", "said"]
-# A start takes half a second of a processor: after one that failed the next waits so long, then twice as long.
+# The first and the longest pause after a failed start. Each pause is twice as long as the one before, since a start
+# takes half a second of a processor.
 _START_S, _LONGEST_S = 5.0, 300.0
 
 
@@ -29,25 +30,25 @@ class _Start(NamedTuple):
     """The last start of a mirror process for a store by this process, and its result."""
 
     at_s: float
-    child: subprocess.Popen[bytes] | None  # None: it could not be started
-    pause_s: float  # until the next, if this one failed
+    child: subprocess.Popen[bytes] | None  # the process, unless it could not be started
+    pause_s: float  # the pause before the next start, if this one fails
 
     @property
     def has_failed(self) -> bool:
-        """Whether it could not be started, or failed."""
+        """Whether the process could not be started, or has failed."""
         return self.child is None or bool(self.child.poll())
 
     def is_over(self, why: Why) -> bool:
-        """Whether another one may be started."""
+        """Whether another process may be started."""
         age_s = time.monotonic() - self.at_s
         if self.child is None or self.has_failed:
             return age_s > self.pause_s
-        # Of a thousand tags in a row each would start one, until the first has begun, looks, and holds the lock.
+        # Otherwise each of a thousand tags in a row would start a process, until the first one holds the lock.
         return age_s > _START_S or (why != "said" and self.child.returncode is not None)
 
 
 _starts: dict[tuple[str, str], _Start] = {}
-"""The last start for each store, by its path and uuid: a lost store's process does not mirror the next one there."""
+"""Path and uuid of a store -> the last start for it. A new store may have the path of a lost one."""
 
 
 def _key(context: Context) -> tuple[str, str]:
@@ -55,8 +56,8 @@ def _key(context: Context) -> tuple[str, str]:
 
 
 def wake(context: Context, remote: str, why: Why) -> None:
-    """Start the process that mirrors to `remote` if one is needed; raise nothing, since the save is durable."""
-    # If the store was only ``opened`` it is needed only if the mirror lacks checkpoints.
+    """Start the process that mirrors to `remote` if one is needed. Raises no errors, since the save is durable."""
+    # If the store was only opened, the process is needed only if the mirror lacks checkpoints.
     try:
         if why == "opened" and not behind(context.layout, remote, current_or_named(context)):
             return
@@ -64,17 +65,19 @@ def wake(context: Context, remote: str, why: Why) -> None:
         if last is None or last.is_over(why):
             _start_one(context, last)
     except (CkstoreError, OSError, MemoryError) as error:
-        with suppress(CkstoreError, OSError):  # that it is behind is seen without that, too
+        with suppress(CkstoreError, OSError):  # `doctor` shows also without this record that the mirror is behind
             note_problem(context.layout, remote, f"the mirror process could not be started: {error!r}")
 
 
 def _start_one(context: Context, last: _Start | None) -> None:
     lock = lock_mirror(context)
-    # One is at work: after it has let its lock go it looks once more, so what was saved just now is not forgotten.
+    # Another process has the lock. After releasing it, that process checks once more for work, so the new checkpoint is
+    # not forgotten.
     if lock is None:
         return
     lock.release()
-    # One of this process that failed waits without the lock; another would have the same credentials.
+    # A process that failed waits without the lock. If this process started it, a new one would have the same
+    # credentials.
     if last is not None and last.child is not None and (said := status_at(last.child.pid)) and said.state == "waiting":
         return
     begun = _Start(time.monotonic(), None, _START_S)
@@ -89,7 +92,7 @@ def _start_one(context: Context, last: _Start | None) -> None:
 
 def has_successor(context: Context) -> bool:
     """Whether another process of this host mirrors the store and was started later than this one."""
-    # By their starts, not by their last failures: the newer environment has the credentials that count.
+    # The later start decides, not the last failure, because the newer environment has the current credentials.
     own = started_at(os.getpid()), os.getpid()
     seen = [one.pid for one in savers_seen(str(context.layout.path)) if one.state in ("mirroring", "waiting")]
     return any((started_at(pid), pid) > own for pid in seen)

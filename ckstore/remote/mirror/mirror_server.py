@@ -23,12 +23,15 @@ from ckstore.saver.server.ending import Ending
 from ckstore.saver.server.helper_begin import begin
 from ckstore.saver.server.status_page import StatusPage
 
-# A start takes half a second of a processor: one that ended sooner would be started for each save.
+# How long the process waits for more work. If it ended sooner, each save would start a process, which takes half a
+# second of a processor.
 _LINGER_S = 60.0
-# Longer than most outages of a service. After that a save, or an opening for writing, starts another process.
+# How long failed pushes are retried, which is longer than most outages of a service. After that, a save or an opening
+# for writing starts another process.
 _PATIENCE_S = 86_400.0
 _LOOK_S = 0.5
-# A service that is overloaded must not be asked more often; five minutes are half of the age that is promised.
+# The first and the longest pause between two tries. An overloaded service must not be asked more often. Five minutes
+# are half of the default of `mirror_age_s`.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 300.0
 
 
@@ -52,7 +55,7 @@ def serve(
 ) -> None:
     """Push until the mirror is complete for a while, the store has no mirror, or another process takes over.
 
-    It also ends if no push succeeded for `patience_s`, and when it is asked to.
+    It also ends if no push has succeeded for `patience_s`, or if the process is asked to end.
     """
     ending = ending or Ending()
     pause_s = _FIRST_PAUSE_S
@@ -64,20 +67,21 @@ def serve(
             with lock:
                 pushed, failed = _push_all(context, mirror, page, ending, linger_s=linger_s, patience_s=patience_s)
             if not failed:
-                # A save or a tag that came since the last look found the lock taken, and relies on this one.
+                # A save or a tag since the last check found the lock taken, and relies on this process.
                 if not _is_there(context) or not mirror.has_work():
                     return
                 continue
             if pushed:
                 pause_s, done_at = _FIRST_PAUSE_S, time.monotonic()
-        elif not has_failed:  # another is at work
+        elif not has_failed:  # another process is mirroring
             return
         has_failed = True
         if time.monotonic() - done_at >= patience_s:
             return
-        # Without the lock: a training that is started again, with other credentials, starts another process. Who has it
-        # now may be an older one that fails, or a save that only asks, so only a newer process ends this one.
-        # Several machines that lost one service do not come back at one moment.
+        # The pause is made without the lock, so that a training that is restarted with other credentials can start
+        # another process. The lock may now belong to an older process that fails, or to a save that only tests it, so
+        # this process ends only if there is a newer one. The length of the pause is random, so that machines that lost
+        # the same service do not all return to it at the same moment.
         with ending.waiting():
             time.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
@@ -120,7 +124,7 @@ def _push_all(
             retry_at, retry_s = now + retry_s, min(2 * retry_s, _LONGEST_PAUSE_S)
         with ending.waiting():
             wake_at = until if problem is None else min(until, retry_at)
-            # By the size of the journal: reading it costs less than listing the checkpoints.
+            # New work changes the size of the journal, and this check costs less than listing the checkpoints.
             while time.monotonic() < wake_at and _is_there(context) and journal_stamp(context.layout) == stamp:
                 time.sleep(_LOOK_S)
         if problem is not None and time.monotonic() >= retry_at:

@@ -125,7 +125,7 @@ class Mirror:
             return True
 
     def step(self) -> bool:
-        """Push the newest checkpoint that the mirror lacks, or else metadata of those that it has.
+        """Push the newest checkpoint that the mirror lacks, or, if it lacks none, metadata of its checkpoints.
 
         An item that cannot be pushed, such as a damaged checkpoint, is skipped. `problem` names it, and `try_again`
         lets a later step retry it.
@@ -142,12 +142,12 @@ class Mirror:
                 return self._push_missing_metadata(name, uuid)
             there = named_remote(self._context, name)
             if done := self._needing_no_push(there, todo):
-                # Their metadata is pushed later: the process that pushed them may have been killed before it pushed the
-                # metadata, or the push ended in a prune.
+                # Their metadata is pushed later. The process that pushed the checkpoints may have been killed before it
+                # pushed the metadata, or a prune may have completed the push.
                 self._note(name, uuid, done)
             rest = [info for info in todo if info not in done]
-            # One at a time, so that a newer save is pushed before older ones. The run is owned before the push, so that
-            # later saves of this store follow everything on the mirror in commit order.
+            # Checkpoints are pushed one at a time, so that a newer save is pushed before older ones. The run is owned
+            # before the push, so that later saves of this store follow everything on the mirror in commit order.
             if (
                 rest
                 and self._run_duty(_run_item(rest[0].run), partial(self._own_run, there, rest[0]))
@@ -163,7 +163,7 @@ class Mirror:
         """Push some of the metadata that the mirror lacks according to local records; return whether any was pushed."""
         while True:
             lacking, gone = self._missing_metadata(name)
-            # A few at a time: a checkpoint that is saved meanwhile is pushed before the rest.
+            # Only a few are pushed at a time, so that a checkpoint that is saved meanwhile is pushed before the rest.
             lacking = [one for one in lacking if one.key not in self._failed][:PAGE_ASKS]
             if not lacking:
                 return False
@@ -261,7 +261,8 @@ class Mirror:
         if not had:
             return
         there = named_remote(context, name, writing=False)
-        # First, since other stores keep checkpoints with a claim. If the remote does not exist, everything is missing.
+        # Claims are restored first, since other stores keep claimed checkpoints. If the remote does not exist,
+        # everything is missing.
         with suppress(NoSuchRemote):
             claim_again(context, there)
         absent = absent_at(context, there, had)
@@ -285,11 +286,12 @@ class Mirror:
     def _needing_no_push(self, there: Remote, todo: list[CheckpointInfo]) -> list[CheckpointInfo]:
         """Return the checkpoints that need no push, according to the remote.
 
-        Another process pushed it, this one did before it was restarted, or it was deleted on the remote.
+        Another process, or this one before a restart, has pushed such a checkpoint, or it was deleted on the remote.
         """
         mirrored = read_mirrored(self._context.layout, there.name)
         again = mirrored.missing.keys() | mirrored.pruned
-        # Each is looked up once, and the next one to push once more: no other process pushes the saves of this store.
+        # Each checkpoint is looked up once, and once more when it is the next to push. That is enough, since no other
+        # process normally pushes the saves of this store.
         new = [info for info in todo if info.id not in self._asked]
         new = new or todo[:1]
         self._asked.update(info.id for info in new)

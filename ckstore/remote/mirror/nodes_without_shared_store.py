@@ -67,7 +67,7 @@ def has_place(context: Context) -> bool:
 
 def push_staged(context: Context, staging: Staging, work: RankWork) -> tuple[PushedPart, Document]:
     """Push the staged part of a rank. Return its protection on the remote, and the document for the merging rank."""
-    # If that fails, what was staged is given back.
+    # If this fails, the staged data is freed.
     try:
         work.doing("inspected the mirror")
         remote, holder = common_remote(context)
@@ -84,8 +84,8 @@ def publish_apart(
     context: Context, request: Request, whole: MergedCheckpoint, work: RankWork, sequence: int
 ) -> JointCheckpoint:
     """Merge the parts of all nodes, and publish the checkpoint on the remote and then in the store of this node."""
-    # `sequence` is free in the stores of all nodes. After `UnknownOutcome` it may exist at the remote, else it does
-    # not.
+    # `sequence` is unused in the stores of all nodes. After `UnknownOutcome`, the checkpoint may exist on the remote.
+    # After any other error, it does not.
     remote, holder = common_remote(context)
     require(context, ELSEWHERE)
     if request.step is not None:
@@ -100,10 +100,11 @@ def publish_apart(
             raise watch.unknown from error
         if watch.pushed is None:
             raise
-        # It exists, so the save has not failed.
+        # The checkpoint exists on the remote, so the save has not failed.
         warning = f"{watch.pushed.info.name} is on {remote.name}, but this store does not list it: {why_of(error)}"
         return replace(watch.pushed, info=replace(watch.pushed.info, warnings=(warning,)))
-    # Of all nodes: a writer that torch itself calls, or that another process has, is not told of the end.
+    # The intents of all nodes are deleted here, because a writer that torch itself calls, or that is in another
+    # process, does not learn of the end of the save.
     end_intents(remote, [key for part in whole.parts.values() for key in part["intents"]])
     if watch.pushed is None and place_of(info) not in source_of(remote).places(f"{info.run}/{info.step}/"):
         return JointCheckpoint(info, b"")
@@ -124,7 +125,7 @@ class _RemotePublication(WorkWatch):
     def sealed(self, staging: Staging, manifest: Manifest, rule: Rule) -> None:
         """Push the checkpoint, unless an existing one is kept; raises the same errors as the rename would."""
         layout = self._context.layout
-        # By the same rules, and before anything is at the remote: afterwards they could refuse it in vain.
+        # The rules of the rename are applied before anything is pushed: a refusal after the push would come too late.
         of_step = layout.of_step(manifest.run, manifest.step)
         if publishing.existing_of_step(layout, manifest, rule, of_step) is not None:
             return
@@ -136,21 +137,22 @@ class _RemotePublication(WorkWatch):
             )
         except UnknownOutcome as error:
             self.unknown = error
-            # Of another class: what this store holds is known, so it stays writable.
+            # The error gets another class: the state of this store is known, so the store stays writable.
             raise RemoteUnavailable(error.message, hint=error.hint) from error
         self.pushed = JointCheckpoint(CheckpointInfo.of(manifest, manifest_id), data)
 
 
 def adopt(context: Context, joined: JointCheckpoint, staging: Staging | None) -> CheckpointInfo:
     """List a checkpoint of all nodes in this node's store, with the blobs that this rank staged."""
-    # Without `staging`, as where another process staged it: what the store has under the digests of its blobs.
+    # Without `staging`, for example if another process staged the part, its blobs are taken from the store by their
+    # digests.
     if not joined.manifest:
         return joined.info
     info = joined.info
     try:
         return _adopt(context, joined, staging)
     except (CkstoreError, OSError) as error:
-        # It exists, and a load lists and fetches it: that is no reason to fail.
+        # The checkpoint exists on the remote, and a load can list and download it, so the save has not failed.
         warning = f"{info.name} exists, but this store does not keep its part of it: {why_of(error)}"
         return replace(info, warnings=(*info.warnings, warning))
 
@@ -160,7 +162,8 @@ def _adopt(context: Context, joined: JointCheckpoint, staging: Staging | None) -
     manifest, manifest_id = parse_manifest(joined.manifest, where=info.name, hash_prefix=layout.hash_prefix)
     new = False
     of_step = published_of_step(layout, info.run, info.step)
-    # A rank that stood still may come when another start of the job has saved the step again: that one stays.
+    # A rank that was stopped may call this after another start of the job has saved the step again. The newer
+    # checkpoint is kept.
     if not of_step or of_step[-1].order < info.order:
         _, holder = common_remote(context)
         require(context, ELSEWHERE)
@@ -201,7 +204,7 @@ def _give_claimed(context: Context, info: CheckpointInfo, manifest: Manifest) ->
 
 
 def list_there(context: Context, ref: AnyRef) -> None:
-    """List the checkpoint that a ref names at the mirror: another node saved it, or this store lost its list."""
+    """List in this store the checkpoint that a ref names at the mirror, if the store does not have it."""
     name = setting_or_none(context.layout, MIRROR)
     if name is None:
         return
@@ -212,6 +215,6 @@ def list_there(context: Context, ref: AnyRef) -> None:
         if not is_here(context, place):
             list_remote(context, there, [place])
     except (NoSuchRef, ReadOnlyStore):
-        return  # what the store lists counts, by its own rules
-    except RemoteUnavailable as error:  # what is here may do
+        return  # the ref is then resolved among the checkpoints that the store lists
+    except RemoteUnavailable as error:  # the local checkpoints may be sufficient
         warn(f"{name} was not queried for {ref}: {error.message}")

@@ -92,7 +92,7 @@ class Ownership:
             return None
         if sequence <= known.owner.sequence and begun_s - known.at_s < known.owner.life_s / 4:
             return known
-        if not remote.cas:  # read it first: a user may have had another store take the run over
+        if not remote.cas:  # the object must be read first: another store may have taken the run over
             return None
         own = replace(known.owner, sequence=max(sequence, known.owner.sequence))
         tag = remote.objects.update(keys.owner(run), own.render(), known.tag)
@@ -122,7 +122,7 @@ class Ownership:
             forget_if_older(self.context.layout, remote.name, owner.run, owner.sequence, pushed)
         epoch = owner.epoch if is_own else owner.epoch + 1
         own = replace(mine, epoch=epoch, sequence=max(sequence, owner.sequence))
-        # Before the run is taken over: later saves then get numbers above all that the former owner can push.
+        # This precedes the takeover, so that later saves get numbers above all that the former owner can push.
         raise_order(self.context, owner.sequence, remote.name)
         key, data = keys.owner(owner.run), own.render()
         tag = remote.objects.update(key, data, listed.tag) if remote.cas else remote.objects.send(key, data)
@@ -187,5 +187,5 @@ def _is_dead(owner: Owner) -> bool:
     path = Path(owner.path)
     try:
         return dirfd_stat.find(path) is None or read_settings(path).uuid != owner.store
-    except (CkstoreError, OSError):  # unreadable, such as another user's: it may be alive
+    except (CkstoreError, OSError):  # unreadable, for example because it is another user's: it may be alive
         return False

@@ -62,8 +62,8 @@ class KeepRemote:
     remote: Remote
     policy: RetentionPolicy
     known: dict[Place, Candidate] = field(default_factory=dict)
-    # Ids of checkpoints on the mirror whose step has a newer checkpoint, or whose run was renamed, and the location
-    # of the other one.
+    # Id of a checkpoint on the mirror whose step has a newer checkpoint, or whose run was renamed -> the location of
+    # the newer or renamed checkpoint.
     _replaced: dict[str, Place] = field(default_factory=dict, init=False)
     _notes: list[str] = field(default_factory=list, init=False)
 
@@ -76,8 +76,8 @@ class KeepRemote:
         here = {info.id: info for info in infos(self.context, superseded=True)}
         self._notes.clear()
         source = ObjectSource(self.remote.objects, self.remote.name)
-        # Listed before the owners are read. A store that takes a run over pushes only after that, so if one of its
-        # checkpoints is listed, it is also the recorded owner.
+        # The checkpoints are listed before the owners are read. A store that takes a run over pushes only after it is
+        # recorded as the owner. Therefore, if one of its checkpoints is listed, it is already the recorded owner.
         listed = source.places()
         runs = {run for run in self.context.layout.runs() if self._is_responsible(self.remote, run)}
         places = [place for place in listed if place.run in runs]
@@ -124,7 +124,7 @@ class KeepRemote:
         # This also ends this store's claims on checkpoints that it has just dropped.
         claimed = who_claims(self.context, remote, end_claims(self.context, remote)) if going else {}
         chosen: dict[Place, CheckpointInfo] = {}
-        # Replaced ones first, while the checkpoint that has their step is still there.
+        # Replaced checkpoints come first, while the checkpoint that replaces them still exists.
         for entry in sorted(going, key=lambda entry: entry.info.id not in self._replaced):
             place, newer = place_of(entry.info), self._replaced.get(entry.info.id)
             why = claimed.get(place, "")
@@ -276,7 +276,7 @@ def remove_there(remote: Remote, places: Collection[Place]) -> tuple[list[Claim]
     """Delete checkpoints from a remote. Their blobs remain until a prune finds them unreferenced.
 
     Returns:
-        The claims that protect some of them, since stores rely on those; and why others could not be deleted.
+        The claims that protect some of the checkpoints, and the reasons why others could not be deleted.
     """
     failed: dict[Place, str] = {}
 

@@ -47,7 +47,7 @@ class RemoteSurvey:
         # Intents are read before manifests: a push writes its manifest before it deletes its intent, so one of them is
         # found.
         found: set[str] = set()
-        # Those of dead pushes are handled now, and do not count.
+        # The intents of dead pushes are handled now, and do not count.
         for record in [one for one in self._records() if not self._is_dead(one)]:
             found.update(record.blobs)
         source = ObjectSource(self.remote.objects, self.remote.name)
@@ -65,8 +65,9 @@ class RemoteSurvey:
 
     def finish_removals(self) -> None:
         """Delete the leftovers of checkpoints whose deletion was interrupted, except of those that are pushed again."""
-        # Order: that listing, then intents, marks and claims. A push keeps its intent until its checkpoint is complete,
-        # and deletes the mark before that. Claims are read after the mark, as every deletion does.
+        # The order matters: the listing of `named`, then intents, marks and claims. A push keeps its intent until its
+        # checkpoint is complete, and deletes the mark before that. Like every deletion, this reads claims after the
+        # mark.
         objects = self.remote.objects
         records = self._records() if self._half_removed else []
         pushed = [place for record in records for place in record.places]
@@ -77,9 +78,9 @@ class RemoteSurvey:
                 remove_documents(objects, place)
 
     def end_intents(self) -> list[IntentRecord]:
-        """Finish or delete all intents of dead pushes, if nothing else writes; return intents that are not stale.
+        """Finish or delete the intents of dead pushes, if no push is alive. Return the intents of live pushes.
 
-        If there is one that is not stale, nothing is changed.
+        If a push is alive, nothing is changed.
         """
         live = [record for record in self._records() if record.state == "uploading" and not self._is_stale(record)]
         for record in [] if live else self._records():
@@ -126,5 +127,5 @@ class RemoteSurvey:
 
 def remove_documents(objects: Objects, place: Place) -> None:
     """Delete the documents of a checkpoint that has a deletion mark."""
-    objects.delete([place.manifest])  # first: a reader that finds the manifest also finds the other documents
+    objects.delete([place.manifest])  # first, so that a reader that finds the manifest also finds the other documents
     objects.delete([place.plain, place.annotations])

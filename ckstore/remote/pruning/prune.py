@@ -34,9 +34,10 @@ from ckstore.remote.objects import ObjectEntry, Remote
 from ckstore.remote.pruning.needed_digests import RemoteSurvey
 
 GRACE_S = 86_400.0
-# Longer than a request can be under way at any service, so that a call rarely has to check blobs that it marked itself.
+# The minimum grace period. No request takes as long at any service, so a call rarely has to check blobs that it marked
+# itself.
 LEAST_GRACE_S = 60.0
-# Names deleted by one request. If its response is lost, these names are retired.
+# The number of names that one request deletes. If its response is lost, these names are retired.
 REQUEST_NAMES = 1000
 _PROBES_S = 86_400.0
 
@@ -118,8 +119,8 @@ class _Prune:
             said, version = read_versioned(self.remote.objects)
             named = self.survey.named()
             if not self._blobs:
-                # Once per call, since it takes a request per thousand blobs. An old listing may contain blobs that were
-                # deleted or written again; marking such a blob deletes nothing.
+                # The blobs are listed once per call, since that takes a request per thousand blobs. An old listing may
+                # contain blobs that were deleted or written again; marking such a blob deletes nothing.
                 self._list_blobs()
             ripe, fresh, stale = self._classify(said, named)
             self._remove_keys(stale)
@@ -240,7 +241,8 @@ class _Prune:
             raise RemoteError(msg, hint="push the checkpoints to another prefix, and delete this one")
         batch_id = uuid.uuid4().hex
         self._own.add(batch_id)
-        # The time of the batch, not of the call: another pruner considers the batch dead after a grace period.
+        # This is the time of the batch and not of the call, because another pruner considers the batch dead after a
+        # grace period.
         since = self.survey.now + timedelta(seconds=time.monotonic() - self._begun_s)
         new.deleting[batch_id] = Batch(batch, text_of_time(since))
         return new
@@ -250,8 +252,8 @@ class _Prune:
         for _ in range(TRIES):
             said, version = read_versioned(self.remote.objects)
             if not [said.deleting.pop(own) for own in self._own if own in said.deleting]:
-                return  # none is left, or another pruner considered this one dead and retired its names
-            # Each other deletion was acknowledged or never sent.
+                return  # no batch is left, or another pruner considered this call dead and retired its names
+            # All other deletions were acknowledged or never sent.
             said.burn(self._sent)
             if swap(self.remote.objects, said, version) is not None:
                 return

@@ -57,7 +57,7 @@ from ckstore.remote.service.remote_entries import entries
 from ckstore.remote.service.target import parse_target
 from ckstore.remote.source import Source, SourceManifest, read_manifest
 
-# Manifests read concurrently, to hide the latency; they are kept in memory until they are published.
+# The number of manifests that are read together, to hide the latency. They are kept in memory until they are published.
 _BATCH = 16
 _SAID = 5
 POLL_S = 5.0
@@ -139,8 +139,8 @@ def list_remote(
             of_step = [] if is_alone else published_of_step(context.layout, info.run, info.step, context.of_step)
             if info.id not in named and any(one.order > info.order for one in of_step):
                 continue
-            # A local checkpoint that this remote lacks remains the current one of its step. Nothing is dropped; gc does
-            # that.
+            # A local checkpoint that this remote lacks remains the current one of its step. Nothing is dropped here; gc
+            # drops superseded checkpoints.
             may_join = all(one.order > info.order or _is_only_at(context, one, holder) for one in of_step)
             rule: Rule = "beside" if may_join and not is_alone else "keep"
             key = publish_manifest(context, found, said, document, rule=rule)
@@ -149,9 +149,11 @@ def list_remote(
     pull.warnings += unlisted[:_SAID]
     if len(unlisted) > _SAID:
         pull.warnings.append(f"{len(unlisted) - _SAID} more of {source.name} were not listed: they are damaged there")
-    # Once for all: a transaction for each of thousands of checkpoints would take longer than everything else.
+    # The catalog is updated once: a transaction for each of thousands of checkpoints would take longer than everything
+    # else.
     catch_up(context, "all")
-    # Also for checkpoints that an earlier call listed: it may have been killed before it took their tags and pins.
+    # This includes checkpoints that an earlier call listed, because that call may have been killed before it took their
+    # tags and pins.
     ids = {place.id for place in places}
     take_names(
         context, source, [info for info in infos(context, superseded=True) if info.id in ids], pull.warnings, new=listed
@@ -160,7 +162,8 @@ def list_remote(
 
 
 def _read_twice(source: Source, place: Place, hash_prefix: str) -> SourceManifest | None:
-    # A bit may flip during the transfer. A store that is created from a mirror lists once, and would resume too early.
+    # A bit may flip during the transfer. A store that is created from a mirror lists it only once. If it missed the
+    # newest checkpoint, the training would resume from an earlier one.
     with suppress(RemoteError):
         return read_manifest(source, place, hash_prefix)
     return read_manifest(source, place, hash_prefix)

@@ -104,7 +104,8 @@ def evict(
     """
     if not dry_run:
         context.check_writable()
-        # Before the first checkpoint without blobs exists: an older reader would consider it torn.
+        # This precedes the first checkpoint without blobs, because an older version of ckstore would consider that
+        # checkpoint torn.
         require(context, settings.ELSEWHERE)
     uuid, attest = read_info(remote.objects, remote.name).uuid, PresenceCheck(context, remote, TransferLimits())
     evicted: list[CheckpointInfo] = []
@@ -222,7 +223,7 @@ def say_elsewhere(context: Context, one: Eviction) -> None:
 
 def _withdraw(context: Context, one: Eviction, attest: PresenceCheck) -> None:
     """Remove the record that a remote has a checkpoint, if it kept all its bytes, and end its claim."""
-    # A failure after the plain form of a compacted checkpoint was published, which relies on the claim.
+    # If the plain form of a compacted checkpoint was already published, it relies on the claim.
     if key_with_id(context.layout, *place_of(one.info)) != one.info.key:
         return
     with alone(context, one.info) as lock:
@@ -272,14 +273,15 @@ def _free_bytes(context: Context, one: Eviction) -> str:
     path = layout.checkpoint(info.key)
     with alone(context, info) as lock:
         _check_claimed(one, lock)
-        # Touch it before the rename too: if the process is killed between the rename and the second touch, rows would
-        # otherwise still count the blobs, and gc would never free them.
+        # The manifest is touched before the rename and after it. If the process were killed between the rename and a
+        # single touch, rows of the catalog would still count the blobs, and gc would never free them.
         touch(lock)
-        # By one rename: the directory has all of its blobs, or none and a document that locates them.
+        # One rename moves all blobs, so that the directory has either all of them, or none and a document that locates
+        # them.
         target = trash.free_name(layout.trash, f"{info.run}@{info.key.directory}")
         links.rename(path / BLOBS, target)
         links.make_directory(path / BLOBS)
-        # The new parent first; only then may the collector unlink anything below it (rule F).
+        # The new parent is synced first. Only then may the collector unlink anything below it (rule F).
         files.sync_directory(layout.trash)
         files.sync_open_directory(lock.fd)
         touch(lock)
@@ -340,7 +342,7 @@ def evict_by_rule(context: Context, *, dry_run: bool = False) -> EvictReport:
     plan = _plan_local(context, policy, mirror)
     going = [entry.info for entry in plan.dropped]
     why = {entry.info.name: f"keep_local: {'; '.join(entry.reasons)}" for entry in plan.dropped}
-    if not going:  # as after most pushes; no request is made
+    if not going:  # true after most pushes, so that no request is made
         return EvictReport(mirror, dry_run, (), (), 0, 0, plan)
     there = named_remote(context, mirror)
     return replace(evict(context, going, there, dry_run=dry_run, why=why), plan=plan)
@@ -348,8 +350,8 @@ def evict_by_rule(context: Context, *, dry_run: bool = False) -> EvictReport:
 
 def _plan_local(context: Context, policy: RetentionPolicy, mirror: str) -> RetentionPlan:
     """Return which checkpoints keep their local data, and why; the mirror is known to have each of the others."""
-    # Checkpoints without local data are left out: they would count instead of those that a resume loads. An eviction
-    # reads each manifest itself.
+    # Checkpoints without local data are left out, because they would count instead of those that a resume loads. An
+    # eviction reads each manifest itself.
     here = [info for info in infos(context) if not info.elsewhere]
     lacking = {info.name: not_yet(mirror) for info in behind(context.layout, mirror, here)}
     return plan_among(context, policy, here, lacking)

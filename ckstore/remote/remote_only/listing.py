@@ -33,7 +33,7 @@ class Absent(NamedTuple):
     """Which of some checkpoints a remote lacks.
 
     Attributes:
-        missing: For each checkpoint of which objects are missing, by id, which ones.
+        missing: Id of a checkpoint with missing objects -> which objects are missing.
         removed: Ids of checkpoints with local bytes that a policy or a user removed from the remote.
     """
 

@@ -23,7 +23,8 @@ from ckstore.remote.service.remote_entries import RemoteEntry, entries, open_obj
 from ckstore.remote.service.target import parse_target
 from ckstore.remote.source import ObjectSource, Source, read_manifest
 
-# After a mismatch, a blob is read again: a bit may have flipped on the way. The second time, it is damaged there.
+# The number of reads of a blob. After a mismatch, it is read again, because a bit may have flipped during the transfer.
+# After the second mismatch, the blob counts as damaged on the remote.
 _READS = 2
 CONTACT_S = 30.0
 """The time to wait for the first response of a remote."""
@@ -50,7 +51,7 @@ class _LazySource:
 
     def source(self) -> Source:
         """Return the open source. The first of several threads opens it."""
-        # A child that was forked while the lock was held waits no longer than a response may take.
+        # The wait is limited, because a child that was forked while another thread held the lock never gets it.
         if not self._mutex.acquire(timeout=CONTACT_S):
             raise RemoteUnavailable(self.problem or f"another thread is still opening {self.name}")
         try:

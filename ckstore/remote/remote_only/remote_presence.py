@@ -1,7 +1,7 @@
 """Checks whether a remote has every byte of a checkpoint, by digests and never only by the word of the service.
 
-A blob counts if this store sent it in a request whose body the service checks, or read it back, and the remote still
-lists that version. All other blobs are read back.
+A blob is known to be intact if this store sent it in a request whose body the service checks, or read it back, and the
+remote still lists that version. All other blobs are read back.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ class PresenceCheck:
         self._context, self._remote = context, remote
         self._record = record.read_record(context.layout, remote.name)
         self._source = ObjectSource(remote.objects, remote.name)
-        # Looked up once, or listed. Blobs that were missing then are not relied on.
+        # Key -> entry of a blob that was looked up or listed. A blob that was missing at that time counts as missing.
         self._listed: dict[str, ObjectEntry] = {}
         self._asked_count = 0
         self._has_all = False
         self._condemned = read_condemned(remote.objects)
-        # Manifests never change. Of one that was read, only the existence is checked again.
+        # Checkpoint -> form, from its manifest. Manifests never change, so only their existence is checked again.
         self._forms: dict[Place, StoredForm] = {}
 
     def finds(self, place: Place) -> bool:
-        """Whether a remote has the manifest of a checkpoint: a first check, before the claim."""
+        """Return whether a remote has the manifest of a checkpoint. This is the first check, before the claim."""
         there = read_manifest(self._source, place, self._context.layout.hash_prefix)
         if there is not None:
             self._forms[place] = there.form

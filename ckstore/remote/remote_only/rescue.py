@@ -35,12 +35,12 @@ from ckstore.ops.notices import warn
 from ckstore.ops.verify.blob_copies import BlobRequest, Copies
 from ckstore.ops.verify.repair import repair
 
-# Enough for another process to download the blob. After that, this process reads it from the remote and repairs
-# nothing.
+# The maximum wait for another process that repairs the same blob, enough for a download. After that, this process reads
+# the blob from the remote and repairs nothing.
 _LOCK_S = 60.0
 _CATALOG_TIMEOUT_S = 5.0
 _AGAIN_S = 60.0
-# The space that a repaired blob takes in addition to its bytes: inodes, and names in the staging and in quarantine.
+# The space that a repaired blob takes in addition to its bytes: inodes, and names in staging and in quarantine.
 _BESIDE_BYTES = 64 * 2**10
 _BESIDE_INODES = 8
 # If a store has at most this number of other checkpoints, they are searched for the same missing blobs. If it has more,

@@ -1,4 +1,4 @@
-"""Copies a store, to which an earlier draft pushed, into a remote, and has evicted checkpoints read from the remote."""
+"""Converts a store to a remote. An earlier draft of ckstore pushed to stores instead of remotes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from ckstore.remote.remote_opener import OtherStore
 
 
 def convert(context: Context, old: OtherStore, new: Remote) -> TransferReport:
-    """Push all checkpoints of the store `old` to a remote, and have those evicted to `old` read from the remote.
+    """Push all checkpoints of the store `old` to a remote. Checkpoints evicted to `old` are then read from the remote.
 
     A call that was killed can be repeated. The store `old` is not changed.
 

@@ -41,7 +41,7 @@ def make_temporary() -> tuple[Path, Callable[[], None]]:
 
 
 def _prefix() -> str:
-    # With the host name: on a shared filesystem, a temporary directory does not show the locks of other hosts.
+    # The prefix contains the host name, because locks of other hosts may be invisible on a shared filesystem.
     return f"ckstore-remote-{os.uname().nodename}-"
 
 

@@ -32,9 +32,10 @@ from ckstore.remote.service.target import Target
 
 T = TypeVar("T")
 _INCOMING, _LOCK = ".incoming", ".lock"
-"""Other entries of the directory; no key begins with a dot."""
+"""Other names in the directory. They begin with a dot, as no key does."""
 _LOCK_S = 60.0
-# An empty directory is removed, possibly just before an object gets its name in it.
+# The maximum number of tries to give an object its name. Other processes remove empty directories, possibly just before
+# an object is renamed into one.
 _TRIES = 100
 _READ_BYTES = 4 * 2**20
 _BATCH = 1000
@@ -174,7 +175,7 @@ class DirectoryObjects:
 
         def look(top: StorePath) -> Sequence[tuple[str, os.stat_result]]:
             found = dirfd_stat.statuses(_path_of(top, folder[:-1]) if folder else top)
-            # Sorted as keys: a folder by its name with a slash.
+            # The names are sorted like keys, so that of a folder has a slash at its end.
             named = ((name + "/" * stat.S_ISDIR(status.st_mode), status) for name, status in found)
             return sorted((name, status) for name, status in named if folder or not name.startswith("."))
 
@@ -216,10 +217,10 @@ class DirectoryObjects:
                     folder = folder.parent  # noqa: PLW2901
 
     def _find(self, top: StorePath, key: str) -> ObjectEntry | None:
-        """Return the entry of an object; on a shared filesystem, as the server has it."""
+        """Return the entry of an object; on a shared filesystem, that of the server and not of a cache."""
         try:
             self._refresh(top, key)
-            # Opened, since that asks the server; a lookup by name may use a cache of this host.
+            # The file is opened, since that asks the server. A lookup by name may use a cache of this host.
             fd, status = files.open_with_status(_path_of(top, key))
         except (FileNotFoundError, NotADirectoryError):
             return None
@@ -241,16 +242,17 @@ class DirectoryObjects:
     def _write_and_name(
         self, key: str, data: bytes | memoryview, place: Callable[[StorePath, StorePath], T | None]
     ) -> T:
-        """Write a file with these bytes; return the result of `place`, which gives it its name and is retried."""
+        """Write a file with these bytes. Return the result of `place`, which gives the file its name and is retried."""
         what, view = f"writing {key}", memoryview(data).cast("B")
-        # Two calls: if the caller gave up one, for example after an hour, it must not name a file later.
+        # The file is named by a second call. A write that the caller has given up, for example after an hour, must not
+        # name a file later.
         name = self._call(partial(self._write, view), what)
 
         def give_name(top: StorePath) -> T:
             fresh = top / _INCOMING / name
             for _ in range(_TRIES):
-                # The mode of the top: another thread may just have created the directory above, not yet with its final
-                # mode.
+                # The mode is that of the top directory. Another thread may just have created the parent directory,
+                # which may not yet have its final mode.
                 folder, mode = top, stat.S_IMODE(dirfd_stat.status(top).st_mode) | stat.S_IRWXU
                 for part in key.split("/")[:-1]:
                     folder /= part
@@ -312,7 +314,7 @@ class DirectoryObjects:
             raise _translated(error, what, self._target) from error
         except (RemoteError, BadInput):
             raise
-        except CkstoreError as error:  # such as one of a symlink that another program created
+        except CkstoreError as error:  # for example about a symlink that another program created
             raise RemoteError(f"{what} at {self._target} failed: {error.message}", hint=error.hint) from error
 
 
@@ -324,7 +326,7 @@ def _path_of(top: StorePath, key: str) -> StorePath:
 
 def _read(key: str, offset: int, nbytes: int, top: StorePath) -> bytes | None:
     """Return bytes of an object, fewer at its end, or None if it is missing."""
-    # Opened for each part: a descriptor that a worker returned to a caller who gave up would stay open.
+    # The file is opened for each part: a descriptor that a worker returned to a caller who gave up would stay open.
     with suppress(FileNotFoundError), files.opened_regular(_path_of(top, key)) as fd:
         return os.pread(fd, nbytes, offset)
     return None
@@ -387,7 +389,7 @@ def _rename(fresh: StorePath, top: StorePath, key: str, lock: LockFile | None = 
     """Rename a file to an object. Its time, part of its version tag, is later than that of the version it replaces."""
     target = _path_of(top, key)
     before, status = dirfd_stat.find(target), dirfd_stat.status(fresh)
-    # Later by a nanosecond, or by the two seconds of the coarsest filesystem.
+    # It is made later by a nanosecond, or by two seconds, the resolution of the coarsest filesystem.
     for step_ns in (1, 2 * 10**9):
         if before is None or status.st_mtime_ns > before.st_mtime_ns:
             break

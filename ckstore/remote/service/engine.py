@@ -24,14 +24,15 @@ _UPLOAD_BYTES = 2**18
 # The engine sends creates, updates and deletes once: its own retries would hide whether a response was lost.
 _TRIES = 6
 _FIRST_PAUSE_S = 0.1
-# Up to this size, one request: a multipart upload has neither conditions nor one checksum. Services accept 5 GiB.
+# Up to this size, an object is sent in one request, because a multipart upload has neither conditions nor one checksum.
+# Services accept 5 GiB.
 _MULTIPART_BYTES = 256 * 2**20
 _PART_BYTES = 64 * 2**20
 _PARTS_AT_ONCE = 2
 _READ_BYTES = 2**20
 _BATCH = 1000  # the limit of S3 for one delete request
 MOST_LISTED = 10_000_000
-"""The limit of objects below one prefix. As blobs of 32 MiB these are 320 TB."""
+"""The maximum number of objects below one prefix. As blobs of 32 MiB, they have about 300 TiB."""
 
 
 class ServiceObjects:
@@ -66,7 +67,7 @@ class ServiceObjects:
             if size > max_bytes:
                 raise RemoteError(f"{key} at {self._target} has {size} bytes, more than {max_bytes}")
             parts, left = [], size
-            # Counted while reading: a chunked body may be longer than the stated length.
+            # The bytes are counted during the read, because a chunked body may be longer than the stated length.
             for chunk in found.stream(_READ_BYTES):
                 parts.append(chunk)
                 left -= len(memoryview(chunk))
@@ -187,7 +188,7 @@ class ServiceObjects:
                     return  # keys are sorted, so no later one begins with the prefix
 
     def _pages(self, folder: str | None, offset: str | None, what: str) -> Iterator[Any]:
-        """Yield the pages of a listing. After a refusal, it goes on behind the last page with renewed clients."""
+        """Yield the pages of a listing. After a refusal, continue after the last page with renewed clients."""
         import obstore
 
         stream, is_renewed = None, False
@@ -196,7 +197,7 @@ class ServiceObjects:
             if stream is None:
                 stream = iter(obstore.list(self._clients.store, prefix=folder, offset=offset, chunk_size=_BATCH))
             found, error = self._try_once(partial(next, stream, None))
-            # Never asked again after an error: the stream would end there, like one that was listed to its end.
+            # The stream is not used again after an error: it would end, like the stream of a complete listing.
             if error is not None and not is_renewed and self._is_renewed_after(error, seen):
                 stream, is_renewed = None, True
                 continue
@@ -285,7 +286,8 @@ class ServiceObjects:
             if meta is None or meta["e_tag"] != expected:
                 return None
             return {"e_tag": expected, "version": str(meta["version"])}
-        # Without "version": None, which raises a TypeError. Ceph only accepts the tag without quotes.
+        # There is no "version" with the value None, which would raise a TypeError. Ceph only accepts the tag without
+        # quotes.
         return {"e_tag": expected.strip('"') if self._unquoted else expected}
 
     def _has_bytes(self, key: str, data: bytes | memoryview) -> bool | None:
@@ -347,14 +349,14 @@ class ServiceObjects:
         return result, error
 
     def _is_renewed_after(self, error: Exception, seen: int) -> bool:
-        """Whether an error is a refusal of the clients with the number `seen`, and others are worth a retry."""
+        """Whether the clients with the number `seen` were refused, and a retry with other clients makes sense."""
         if not isinstance(translated(error, "", self._target), RemoteDenied):
             return False
-        # In a worker, since it may wait for a service or a program that gives credentials.
+        # This runs in a worker, since it may wait for a service or a program that provides credentials.
         return self._workers.call(partial(self._clients.renew, seen))
 
     def _try_once(self, function: Callable[[], T], most_s: float = 0.0) -> tuple[T | None, Exception | None]:
-        # Returned and not raised, since an error raised while another one is handled would carry and show that one.
+        # The error is returned, because an error that is raised while another one is handled also shows that one.
         try:
             return self._workers.call(function, most_s), None
         except Exception as error:  # noqa: BLE001 - handed to the caller, who translates it

@@ -135,7 +135,8 @@ class CallThreads:
             del call
 
     def _run_call(self, call: _Call[Any]) -> None:
-        # A method of its own: an idle worker must keep no reference to its last call, such as an open directory.
+        # This is a separate method, because an idle worker must keep no reference to objects of its last call, such as
+        # an open directory.
         try:
             result = call.function()
         except BaseException as error:  # noqa: BLE001 - raised in the calling thread
@@ -146,7 +147,8 @@ class CallThreads:
         else:
             if not call.done.is_set():
                 call.result = result
-        # Idle before the result is set: the caller's next call must find this worker, and not start another.
+        # The worker counts as idle before the result is set, so that the caller's next call finds it and does not start
+        # another one.
         with self._mutex:
             self._idle_count += 1
         call.done.set()

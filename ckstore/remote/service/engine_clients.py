@@ -1,7 +1,7 @@
 """The clients of the engine for a target, made from its address, the environment and the files of credentials.
 
-Credentials change while a process runs: a file is rewritten, a token ends. The engine keeps the credentials that it has
-read. After the first refusal, all clients are therefore made again.
+Credentials change while a process runs: a file is rewritten, or a token expires. The engine keeps the credentials that
+it has read. After the first refusal, all clients are therefore made again.
 """
 
 from __future__ import annotations
@@ -17,19 +17,20 @@ from ckstore.errors import BadInput, MissingExtra, RemoteDenied, RemoteError
 from ckstore.remote.service.engine_errors import credentials_hint, scrubbed
 from ckstore.remote.service.target import Target, check_endpoint
 
-# For the whole request with its body: a blob of 2 GiB at 4 MB/s. A stalled connection is given up far sooner.
+# `timeout` is for the whole request with its body, for example a blob of 2 GiB at 4 MB/s. A stalled connection is given
+# up far sooner.
 _CLIENT_OPTIONS = {"timeout": "10m", "read_timeout": "30s", "connect_timeout": "10s"}
-# The engine waits for a response from the first byte of a body: a `read_timeout` would limit the whole upload. Half an
-# hour is enough for 256 MiB, the largest body, at 150 kB/s.
+# The engine begins to wait for the response at the first byte of the body, so a `read_timeout` would limit the whole
+# upload. Half an hour is enough for 256 MiB, the largest body, at 150 kB/s.
 UPLOAD_S = 1800
 _UPLOAD_OPTIONS = {"timeout": f"{UPLOAD_S}s", "connect_timeout": "10s"}
 _RETRIES = 5
 _ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT")
 _RETRY_S = 60
-# Each renewal may ask a metadata service or start a program of the user. Some requests are refused forever, for example
-# deletes with credentials that may only write.
+# The minimum time between two renewals. Each may ask a metadata service or start a program of the user. Some requests
+# are always refused, for example deletes with credentials that may only write.
 _RENEW_AGAIN_S = 10.0
-# Published for every installation of Azure's emulator; the key protects nothing else.
+# The public account and key of every installation of Azure's emulator. The key protects nothing else.
 _EMULATOR_ACCOUNT = "devstoreaccount1"
 _EMULATOR_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -56,7 +57,7 @@ class _ClientSet(NamedTuple):
 
 
 class Clients:
-    """The clients of a target. Threads may share it."""
+    """The clients of a target. Threads may share them."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
@@ -90,8 +91,8 @@ class Clients:
     def renew(self, refused: int) -> bool:
         """Make the clients again, since those with the number `refused` were refused.
 
-        Return whether a retry makes sense: not if they were made again a few seconds ago. Of threads that were refused
-        at once, the first one makes them for all.
+        Return whether a retry makes sense. It does not if the clients were made again a few seconds ago. If several
+        threads are refused at the same time, the first one makes the clients for all.
 
         Raises:
             RemoteDenied: The credentials cannot be read.
@@ -192,7 +193,7 @@ def _azure_config(target: Target) -> Any:
     endpoint = target.endpoint
     if not endpoint:
         return {}
-    # Set explicitly, since the environment may enable the emulator, for which the engine uses a fixed port.
+    # `use_emulator` is set, since the environment may enable the emulator, for which the engine uses a fixed port.
     config = {"endpoint": endpoint, "use_emulator": "false"}
     parts = urlsplit(endpoint)
     account = parts.path.strip("/")

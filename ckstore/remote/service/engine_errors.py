@@ -17,7 +17,7 @@ _AFTER = re.compile(r"(?:Debug source:|<\?xml|<!doctype|<html).*", re.DOTALL | r
 # Queries of URLs contain signatures and shared access tokens; user and password precede the host.
 _QUERY = re.compile(r"\?[^\s\"')]*")
 _USER = re.compile(r"(?<=://)[^/\s@]+@")
-# Removed around the text of the service: ckstore names the request itself, and durations differ each time.
+# The texts that are removed around the text of the service: ckstore names the request itself, and durations vary.
 _ECHO = re.compile(
     r"The operation lacked the necessary privileges to complete for path \S+: |Object at location \S+ not found: "
     r"|Generic \S+ error: |(?<= - )Server returned non-2xx status code: | in [0-9.]+(?:ns|µs|ms|s)\b"

@@ -24,7 +24,7 @@ def check_folder(target: Target) -> bool:
     """Return whether the directory of a remote exists. Nothing is created.
 
     Raises:
-        BadInput: It holds files of other programs, is inside a store, or cannot be created.
+        BadInput: The directory holds files of other programs, is inside a store, or cannot be created.
     """
     path = target.path
     refuse_inside(path)

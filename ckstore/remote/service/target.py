@@ -145,7 +145,7 @@ def _hub_target(text: str, *, is_other_place: bool) -> Target:
 
 
 def _check_url(address: str) -> None:
-    # Before the address occurs in any message: it may contain a password.
+    # This precedes every message that contains the address, because the address may contain a password.
     if "@" in address or "?" in address or "#" in address:
         raise BadInput("the address of a remote has no user, password, query or fragment", hint=_NO_SECRETS)
     parts = urlsplit(address)
