@@ -125,8 +125,8 @@ class Coordinator:
                 raise
             return self._ended(ended)
         outcome = self._readable_outcome()
-        # If the step already had the same content, nothing was renamed, so nothing failed even if the others have given
-        # this rank up meanwhile.
+        # If the step already had the same content, nothing was renamed. Therefore nothing failed, even if the others
+        # gave this rank up meanwhile.
         return info if outcome is None or "published" in outcome else self._ended(outcome)
 
     def _committed(self, info: CheckpointInfo) -> None:
@@ -144,7 +144,7 @@ class Coordinator:
             return outcome
         is_fenced = bool(self.meeting.hear("fence"))
         publishing = self.meeting.hear("publishing") if self.context.view.sees_locks else self._stop_publishers()
-        # Not after a failed sync: a second sync that succeeds would prove nothing.
+        # After a failed sync, the state is not read again: a second sync that succeeds would prove nothing.
         info = None if isinstance(error, UnknownOutcome) else self._published()
         if info is None and is_fenced:  # the others have moved away the directory that this rank was to rename
             return self._say(stuck(self.meeting, publishing))

@@ -1,8 +1,8 @@
 """The rendezvous of ranks without a process group: one directory in ``staging/`` for each try.
 
-It holds small documents: ``rank-R.json`` for each rank that has joined, ``part-R.json`` for each staged part (which has
-a separate staging directory), ``failed-R.json`` for each rank that failed, and finally ``outcome.json``. Each rank
-holds a shared lock on the directory, so that it is not swept.
+The directory has small documents: ``rank-R.json`` for each rank that has joined, ``part-R.json`` for each staged part
+(which has a separate staging directory), ``failed-R.json`` for each rank that failed, and finally ``outcome.json``.
+Each rank holds a shared lock on the directory, so that it is not swept.
 
 One rank at a time decides, with an exclusive lock on the subdirectory ``join/``. It publishes if all parts are staged,
 or aborts. If the rank dies while it decides, it loses the lock, and the next rank decides. Before a rank renames a
@@ -193,7 +193,7 @@ class FileRendezvous(Meeting):
     def leave(self) -> None:
         """Release the lock.
 
-        If no outcome moved the directory to trash, the last rank does, unless the store is shared.
+        The last rank moves the directory to trash if no outcome has done so, unless the store is shared.
         """
         self._lock.release()
         if not self.layout.view.sees_locks:

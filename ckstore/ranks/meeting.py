@@ -30,7 +30,7 @@ class Meeting(ABC):
 
     @abstractmethod
     def say(self, kind: str, **more: object) -> bool:
-        """Send a document to all ranks. Return False if this rank already sent one of this kind, which remains."""
+        """Send a document to all ranks. Return False if this rank has sent one of this kind; the first one remains."""
 
     @abstractmethod
     def hear(self, kind: str) -> dict[int, Document]:

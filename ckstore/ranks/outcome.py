@@ -51,7 +51,7 @@ def stuck(meeting: FileRendezvous, publishing: Mapping[int, Document]) -> Docume
 
 
 def lost(layout: Layout, meeting: FileRendezvous) -> Document | None:
-    """Return the outcome of a try that may have been published and replaced or removed since; None if it was not."""
+    """Return the outcome of a try whose checkpoint may have been published, and deleted since; otherwise None."""
     # A rank that died after its rename has reported nothing, and another try may have replaced its checkpoint. A second
     # publish would replace the newer checkpoint by the older one.
     if not all(dirfd_stat.is_directory(layout.staging / part["staging"]) for part in meeting.hear("part").values()):
@@ -113,7 +113,7 @@ def now_at(layout: Layout, info: CheckpointInfo) -> Published | None:
 
 def with_news(info: CheckpointInfo, found: Published | None) -> CheckpointInfo:
     """Return the checkpoint that a try published, with a warning if it was replaced or deleted since."""
-    # If the caller was stopped for long, a newer checkpoint may exist. It gets the one in which it took part.
+    # If the caller was stopped for long, a newer checkpoint may exist. The caller gets the one in which it took part.
     if found is not None and found.manifest_id == info.id:
         return info
     now = "was deleted since" if found is None else f"was replaced since, by {short_id(found.manifest_id)}"

@@ -1,4 +1,4 @@
-"""Merge the parts of all ranks to one state, whose storages use the blobs of the parts.
+"""Merge the parts of all ranks into one state, whose storages use the blobs of the parts.
 
 Source: docs/format/v1.md, "Shards".
 """

@@ -129,7 +129,7 @@ class RankWork:
         try:
             result = self._wait()
         except BaseException as error:
-            with self._changed:  # a signal handler or `progress` raised it
+            with self._changed:  # a signal handler or `progress` raised the error
                 if self._ended is None and self._stopped is None:
                     self._stopped = error
                     self._changed.wait_for(lambda: self._ended is not None, _STOPS_S)
