@@ -84,7 +84,7 @@ class Weight:
         nbytes = self.tensor.nbytes
         if strides_of(self.leaf) is not None or strides_of(before.leaf) is not None:
             return [WeightCut(0, nbytes, False)] if nbytes else []
-        # Units are compared by their places in the storage, so both weights must begin at the same offset of it.
+        # Pieces are compared by their places in the storage, so both weights must begin at the same offset of it.
         old, new = before._units() if before.leaf.offset == self.leaf.offset else {}, self._units()
         found: list[WeightCut] = []
         at = 0

@@ -84,7 +84,7 @@ class HeadStart:
     def indexes(self, sources: Sequence[ByteSource], fingerprints: Fingerprints) -> tuple[int, ...]:
         """Return the indexes of the copied sources of a state, in their order in the snapshot.
 
-        Empty if any copy is invalid.
+        The result is empty if any copy is invalid.
         """
         # A copy is valid if the fingerprints before and after it are equal.
         for one, source, before in self._copied:

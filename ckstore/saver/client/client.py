@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 _COMPILE_S = 60.0
 """The maximum time to compile the kernel for fingerprints, in seconds.
 
-It takes one second on an idle machine, or ten on a busy one. Without the kernel, torch computes the fingerprints.
+Compiling takes one second on an idle machine, or ten on a busy one. Without the kernel, torch computes them.
 """
 
 
@@ -66,7 +66,8 @@ class Client:
 
     def _begin(self) -> None:
         """Initialize the client without a saver, at the start and in a forked child."""
-        # With the queue's lock, a copy of gigabytes would keep the thread that watches the saver from answering it.
+        # A lock separate from the queue's lock: otherwise a copy of gigabytes would keep the thread that watches the
+        # saver from answering it.
         self._submitting = threading.RLock()
         self._queue = SaveQueue(self.on_ended)
         self._keeper = SaverKeeper(self.store, self._queue)

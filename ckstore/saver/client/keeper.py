@@ -168,7 +168,8 @@ class SaverKeeper:
                 said = (len(queue.saves), heard_count)
                 is_busy = at is not None and queue.saves[0].copying is None  # otherwise it waits for a device
                 idle_s = stall.idle_s(said, is_busy=is_busy or self._closing)
-                # The saver has sent no message and used no processor time. A busy saver with slow storage does both.
+                # The saver has neither sent a message nor used processor time. If it works, even with slow storage, it
+                # does at least one of them.
                 if idle_s > queue.limits.stall_timeout_s:
                     self._give_up(process, idle_s)
                     return False

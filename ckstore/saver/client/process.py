@@ -144,11 +144,11 @@ def start(entry: str, about: str, said: int, pass_fds: Sequence[int] = ()) -> su
     if not sys.executable:
         msg = "sys.executable is empty: there is no Python to start a saver with"
         raise SaveFailed(msg, hint="use save() in an embedded interpreter")
-    # The same optimization flags as the trainer: with others, its compiled modules could not be used.
+    # These are the optimization flags of the trainer. With others, its compiled modules could not be used.
     flags = ["-" + "O" * sys.flags.optimize] if sys.flags.optimize else []
     path = [os.path.abspath(entry) for entry in sys.path]  # noqa: PTH100 - "" is the working directory, as for imports
-    # Isolated (-I), and with the trainer's `sys.path` only: otherwise PYTHONPATH, or a json.py in the working
-    # directory, could replace the modules that the saver imports.
+    # The process is isolated (-I) and uses only the trainer's `sys.path`. Otherwise PYTHONPATH, or a json.py in the
+    # working directory, could replace the modules that the saver imports.
     command = [sys.executable, *flags, "-I", "-c", _START, MARK, entry, about, json.dumps(path)]
     child = subprocess.Popen(  # noqa: S603 - the interpreter itself
         command,

@@ -252,7 +252,8 @@ class SnapshotPool:
         """Return the smallest kept snapshot of at least `nbytes`, or free all kept ones and allocate a new one."""
         if (free := self.take_free(nbytes)) is not None:
             return free
-        # The kept ones, all too small, are freed first, so that the host does not need the memory of both at once.
+        # The kept snapshots are all too small. They are freed first, so that the host does not need memory for them and
+        # the new one at the same time.
         self.drop_above(0)
         return Snapshot(nbytes)
 
@@ -273,7 +274,7 @@ class SnapshotPool:
         with self._mutex:
             large = [snapshot for snapshot in self._free if snapshot.nbytes > nbytes]
             self._free = [snapshot for snapshot in self._free if snapshot.nbytes <= nbytes]
-        # Outside the lock: to unmap gigabytes takes milliseconds.
+        # The memory is freed outside the lock, because unmapping gigabytes takes milliseconds.
         for one in large:
             one.close()
 

@@ -43,7 +43,7 @@ class UnchangedNames:
     chunk_bytes: int  # size of the chunks of the store
 
     def names_in(self, captured: Captured) -> set[str]:
-        """Return the names of a state that it selects."""
+        """Return the names in a state that the caller names as unchanged."""
         if self.selects is None:
             return set()
         names = {leaf.name for leaf in captured.leaves if self.selects(leaf.name)}
@@ -70,9 +70,9 @@ class Base:
     def kept(
         self, captured: Captured, names: set[str], fingerprints: Fingerprints, chunk_bytes: int
     ) -> tuple[dict[int, tuple[int, int]], set[int]]:
-        """Return the storages that need not be copied, as `ReusedStorage.storages`, and those not named as unchanged.
+        """Return the storages that need not be copied, as `ReusedStorage.storages`, and those of them without a name.
 
-        A storage that the caller does not name is unchanged if its fingerprint is.
+        A storage that the caller does not name as unchanged is unchanged if its fingerprint is.
         """
         members: dict[int, list[LeafRecord]] = defaultdict(list)
         for leaf in captured.leaves:
@@ -141,7 +141,7 @@ class UnchangedBases:
         self._since.pop(order.run, None)
 
     def not_saved(self, run: str, names: set[str]) -> None:
-        """Record that a call which named this data as unchanged saved nothing."""
+        """Record that a call saved nothing. `names` is the data that it named as unchanged."""
         # After several calls that saved nothing, only data that all of them name has certainly not changed.
         self._since[run] = names & self._since.get(run, names)
 
