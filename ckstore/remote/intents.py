@@ -88,8 +88,8 @@ class Intent:
             "format": "ckstore-remote-intent",
             "version": 1,
             "blobs": list(self.digests),
-            # Random for each write: otherwise two writes could have equal bytes, and at most services the same version
-            # tag.
+            # This is random for each write. Otherwise two writes could have equal bytes, and, at most services, the
+            # same version tag.
             "change": uuid.uuid4().hex,
             "checkpoints": [
                 {**place._asdict(), **({"manifest": manifests[at].decode("ascii")} if manifests else {})}

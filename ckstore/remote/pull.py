@@ -175,7 +175,7 @@ class Pull:
         take_names(self.context, self.source, infos, self.warnings, new=new)
         if failures:
             raise joined(failures)
-        # Read once for all: finding one checkpoint's tags among a hundred thousand takes half a second.
+        # The tags are read once for all checkpoints: to find those of one among a hundred thousand takes half a second.
         tags = tags_by_checkpoint(self.context.layout)
         tagged = tuple(replace(info, tags=tags.get(info.key.any_generation, ())) for info in infos)
         return TransferReport(
@@ -237,7 +237,7 @@ class Pull:
             both = merged(own, other)
             known = frozenset(own.notes)  # a set, since a hostile remote may have a hundred thousand notes
             notes = tuple(note for note in both.notes if note not in known)
-            # Compared as text: NaN does not equal itself, and would be written again each time.
+            # Metrics are compared as text: NaN does not equal itself, and would be written again each time.
             known_metrics = {name: encode_metric(value) for name, value in own.metrics.items()}
             new = {
                 name: value for name, value in both.metrics.items() if known_metrics.get(name) != encode_metric(value)
@@ -254,7 +254,7 @@ class Pull:
         try:
             self._fill(place, manifest, found.form, staging)
             if annotations is not None:
-                # Written to the staging directory, so that the one rename publishes it together with the state.
+                # The file is in the staging directory, so that the one rename publishes it together with the state.
                 path = staging.lock.inside / ANNOTATIONS
                 files.create_file(path, seal(annotations.render()), mode=files.mode_in(staging.lock.fd))
             staging.seal(found.data)

@@ -376,7 +376,7 @@ class Push:
     def _send_blob(self, blob: _RequiredFile, key: str) -> str:
         """Send a file, and return the tag of the new version."""
         with self._budget.taking(blob.nbytes):
-            # New memory for each blob: the engine may keep the buffer, as objects in memory do.
+            # Each blob gets new memory: the engine may keep the buffer, as objects in memory do.
             memory = whole_blocks(blob.nbytes)
             data = memory[:0] if blob.read is None else blob.read(memory)
             if self._limiter is not None:
@@ -417,7 +417,8 @@ class Push:
             intent.renew(objects, cas=False)
         removed = self._deletion_marks(places)
         if removed:
-            # A delayed delete would remove the mark of a later deletion, and a mirror might push that checkpoint again.
+            # Only existing marks are deleted: a delayed delete would remove the mark of a later deletion, and a mirror
+            # might push that checkpoint again.
             self._retry(lambda: objects.delete(removed))
 
         def write(one: tuple[Place, bytes]) -> None:
@@ -435,7 +436,7 @@ class Push:
         # A hundred steps share a prefix, so the cost of a batch does not grow with its run: by listing the whole run
         # for each batch, a push of 5,000 checkpoints would list 400,000 keys.
         hundreds = {f"{keys.CHECKPOINTS}{place.run}/{str(place.step)[:-2]}" for place in places}
-        # A run lists about one key per checkpoint, a thousand per request.
+        # A listing of a run has about one key per checkpoint, and takes one request per thousand keys.
         request_count = len(runs) + len(self._record.checkpoints) // 1000
         if len(marks) <= min(request_count, len(hundreds)):
             return [*ask(objects, marks)]

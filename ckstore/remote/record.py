@@ -1,6 +1,6 @@
 """The store's record of the contents of a remote: ``remotes/<name>.json``. Source: docs/format/v1.md, "remotes/".
 
-It saves requests, and tells an eviction which blobs need not be read back. It decides no deletion: an eviction
+The record saves requests, and shows an eviction which blobs need not be read back. It decides no deletion: an eviction
 lists the remote again, and uses an entry only if the remote still has the recorded version.
 """
 
@@ -119,7 +119,7 @@ def _time(value: Any, where: str) -> str:
     try:
         datetime.fromisoformat(value)
     except (TypeError, ValueError):
-        refuse(where, "a time", "as ISO 8601 has it", value)
+        refuse(where, "a time", "in ISO 8601 format", value)
     return str(value)
 
 

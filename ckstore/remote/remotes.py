@@ -369,8 +369,8 @@ class Remotes:
         if make and abilities.writes and objects.head(keys.INFO) is None:
             created = text_of_time(now or datetime.now(UTC))
             objects.create(keys.INFO, RemoteInfo.of(settings, created).render())
-        # Read back even after it was written: if two clients create a remote at the same time, both use the one that
-        # exists.
+        # The description is read back even after it was written: if two clients create a remote at the same time, both
+        # use the one that exists.
         is_shared = make and abilities.writes and abilities.cas == "no"
         info = agreed_info(objects, name) if is_shared else read_info(objects, name)
         check_hash(info, settings, name)

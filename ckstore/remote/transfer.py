@@ -49,7 +49,7 @@ def push(
     dry_run: bool = False,
     lacks_all: bool = False,
 ) -> TransferReport:
-    """See `ckstore.Store.push`. `lacks_all`: the caller has just checked that the remote has none of them."""
+    """See `ckstore.Store.push`. With `lacks_all`, the caller has just checked that the remote has none of them."""
     how = replace(_manner(options), lacks_all=lacks_all)
     infos = Choice(refs, options).of(context)
     if dry_run:

@@ -151,7 +151,7 @@ class _Encoder:
             self._forms.keep_plain([blob])
 
     def _try_encoding(self, matcher: Matcher, index: int) -> tuple[Form | None, bool]:
-        """Return the encoded form of a blob, None if not worthwhile, and whether its chain is short enough."""
+        """Return the encoded form of a blob (None if not worthwhile), and whether its chain is short enough."""
         blob = self._directory.manifest.blobs[index]
         segments = matcher.segments(index, alone=False)
         header = header_of(blob, segments)

@@ -52,8 +52,8 @@ class CondemnedNames:
     retired_names: dict[str, int] = field(
         default_factory=dict
     )  # digest -> number of the first name that may be written
-    # Random for each write. Services derive the tag of a version from its bytes: without this, a client that was
-    # suspended could mistake a later version for the one that it read.
+    # This is random for each write. Services derive the tag of a version from its bytes: without this, a client that
+    # was suspended could mistake a later version for the one that it read.
     change: str = field(default="", compare=False)
 
     def name(self, digest: str) -> BlobName:
@@ -172,8 +172,8 @@ def swap(objects: Objects, new: CondemnedNames, version: str | None) -> str | No
     """Replace the version that was read, or create the object if there was none.
 
     Returns:
-        The new version, or None if another client has changed the object. "" if the object was created, because its
-        version is then unknown.
+        The new version, or None if another client has changed the object. If the object was created, the result is "",
+        because the version is then unknown.
     """
     new.change = uuid.uuid4().hex
     data = to_write(new, _parse, most_bytes=MAX_BYTES, where=keys.CONDEMNED)

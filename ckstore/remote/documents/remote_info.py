@@ -30,7 +30,7 @@ class RemoteInfo:
 
     uuid: str  # of the remote
     store: str  # uuid of the store that created it
-    # The same as in that store.
+    # The hash and the chunk size of that store.
     hash: str
     chunk_bytes: int
     created: str  # UTC, as in a manifest

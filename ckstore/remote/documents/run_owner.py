@@ -41,7 +41,7 @@ class Owner:
             "format": _FORMAT,
             "version": _VERSION,
             "boot": self.boot,
-            # Random for each write: services derive the tag of a version from its bytes.
+            # This is random for each write, because services derive the tag of a version from its bytes.
             "change": uuid.uuid4().hex,
             "epoch": self.epoch,
             "host": self.host,

@@ -53,9 +53,10 @@ if TYPE_CHECKING:
     from ckstore.remote.metadata_sync import MetadataObject
 
 
-# A prune lists all blobs of the mirror. After each push, that would cost more than the push.
+# The minimum time between two prunes. A prune lists all blobs of the mirror. After each push, that would cost more than
+# the push.
 _PRUNE_PAUSE_S = 600.0
-# A listing of all objects takes one request per thousand objects.
+# The time between two listings of all objects. Each takes one request per thousand objects.
 _LOOK_AGAIN_S = 86_400.0
 # After these errors, no other push to the mirror would succeed.
 _OF_THE_MIRROR = (*OF_ALL, InsufficientSpace)
@@ -96,7 +97,7 @@ class Mirror:
         return setting_of(self._context.layout, MIRROR)
 
     def todo(self) -> list[CheckpointInfo]:
-        """Return the checkpoints that the mirror lacks by local records, the newest first, without failed ones."""
+        """Return the checkpoints that the mirror lacks according to local records, newest first, except failed ones."""
         name = self.name
         if name is None:
             return []
@@ -311,7 +312,7 @@ class Mirror:
         context, name = self._context, there.name
         self._begin(info)
         bytes_s = setting_of(context.layout, MIRROR_BYTES_S)
-        # Read before the push, which pushes this metadata or a newer version.
+        # The metadata is read before the push, which pushes this version or a newer one.
         said: list[MetadataObject] = []
         with suppress(CkstoreError):  # an unreadable pin must not keep the checkpoint from being mirrored
             said = self._metadata_of([info])

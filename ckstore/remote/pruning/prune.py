@@ -149,8 +149,8 @@ class _Prune:
             batch = tuple(ripe[start : start + BATCH_NAMES])
             new = self._next_content(said, named, batch, fresh)
             if new != said:
-                # Replaces the version that was read before the lists, or the last one of this call. With any other
-                # version, a push may have unmarked a blob that the lists do not reference.
+                # The swap replaces the version that was read before the lists, or the last one of this call. With any
+                # other version, a push may have unmarked a blob that the lists do not reference.
                 version = swap(self.remote.objects, new, version)
                 if version is None:
                     return None

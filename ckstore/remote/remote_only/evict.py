@@ -208,8 +208,8 @@ def _begin(  # noqa: PLR0917
 
 def say_elsewhere(context: Context, one: Eviction) -> None:
     """Record in a checkpoint that a remote has it, before it is claimed there."""
-    # Written before the claim, because a process that removes claims first lists the claims and then looks for this
-    # file.
+    # The file is written before the claim, because a process that removes claims first lists the claims and then looks
+    # for this file.
     with alone(context, one.info) as lock:
         before = read_remote_only(lock.fd)
         had = () if before is None else before.remotes

@@ -85,7 +85,7 @@ class RemoteReader:
         found = self._sources.get(holder)
         if found is not None:
             return found
-        # Without a lock: it would be held during requests, and a child forked meanwhile would wait forever.
+        # No lock is used: it would be held during requests, and a child forked meanwhile would wait for it forever.
         remote = open_source(self._context, holder.name)
         # Another remote of the same name may have other checkpoints of the same run and step.
         if uuid_of(remote) != holder.uuid:

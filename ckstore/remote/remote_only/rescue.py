@@ -215,7 +215,7 @@ class RemoteRescuer:
 
     def _others_lacking(self, directory: CheckpointDirectory, key: CheckpointKey) -> dict[str, list[CheckpointKey]]:
         """Return, for each blob that an open checkpoint lacks, the other checkpoints that also lack it."""
-        # Computed once for all blobs of the checkpoint, since it reads every manifest of the store.
+        # The result is computed once for all blobs of the checkpoint, since this reads every manifest of the store.
         if directory not in self._lacking:
             layout, lost = self._context.layout, set(_lacking(directory))
             keys = [other for other, _ in layout.published() if other != key] if lost else []

@@ -12,7 +12,8 @@ from pathlib import Path
 from ckstore.errors import InUse
 from ckstore.fs import locks
 
-# Another process may remove a new directory before it is locked, since it looks like one of a killed process.
+# The maximum number of tries. Another process may remove a new directory before it is locked, since it looks like that
+# of a killed process.
 _TRIES = 20
 
 

@@ -73,7 +73,7 @@ class Abilities:
         found = cls(**members)
         flags = (found.writes, found.create, found.ranges, found.lists_writes)
         if not all(isinstance(flag, bool) for flag in flags) or found.cas not in _CAS:
-            refuse(where, "abilities", "what a probe saw", value)
+            refuse(where, "abilities", "the results of a probe", value)
         if found.checks_bodies not in (True, False, None):
-            refuse(where, "abilities", "what a probe saw", value)
+            refuse(where, "abilities", "the results of a probe", value)
         return found

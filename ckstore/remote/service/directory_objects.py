@@ -175,7 +175,7 @@ class DirectoryObjects:
 
         def look(top: StorePath) -> Sequence[tuple[str, os.stat_result]]:
             found = dirfd_stat.statuses(_path_of(top, folder[:-1]) if folder else top)
-            # The names are sorted like keys, so that of a folder has a slash at its end.
+            # The names are sorted like keys: the name of a folder ends with a slash.
             named = ((name + "/" * stat.S_ISDIR(status.st_mode), status) for name, status in found)
             return sorted((name, status) for name, status in named if folder or not name.startswith("."))
 
@@ -389,7 +389,7 @@ def _rename(fresh: StorePath, top: StorePath, key: str, lock: LockFile | None = 
     """Rename a file to an object. Its time, part of its version tag, is later than that of the version it replaces."""
     target = _path_of(top, key)
     before, status = dirfd_stat.find(target), dirfd_stat.status(fresh)
-    # It is made later by a nanosecond, or by two seconds, the resolution of the coarsest filesystem.
+    # The new time is later by a nanosecond, or by two seconds, the resolution of the coarsest filesystem.
     for step_ns in (1, 2 * 10**9):
         if before is None or status.st_mtime_ns > before.st_mtime_ns:
             break

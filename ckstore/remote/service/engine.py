@@ -271,8 +271,8 @@ class ServiceObjects:
         if found is None:
             msg = f"{key} at {self._target} is missing just after it was written"
             raise RemoteUnavailable(msg, hint="another client deleted it, or the service does not show writes at once")
-        # The tag of the response, if it has one: otherwise a later write of another client could pass for ours, and a
-        # compare-and-swap would then overwrite it.
+        # The tag of the response is used if it has one. Otherwise a later write of another client could pass for ours,
+        # and a compare-and-swap would then overwrite it.
         tag = result.get("e_tag") or found.tag
         return found._replace(tag=tag, nbytes=memoryview(data).nbytes)
 
@@ -286,8 +286,7 @@ class ServiceObjects:
             if meta is None or meta["e_tag"] != expected:
                 return None
             return {"e_tag": expected, "version": str(meta["version"])}
-        # There is no "version" with the value None, which would raise a TypeError. Ceph only accepts the tag without
-        # quotes.
+        # The condition has no "version": None, which would raise a TypeError. Ceph only accepts the tag without quotes.
         return {"e_tag": expected.strip('"') if self._unquoted else expected}
 
     def _has_bytes(self, key: str, data: bytes | memoryview) -> bool | None:

@@ -21,7 +21,8 @@ from ckstore.remote.service.engine_errors import scrubbed
 T = TypeVar("T")
 # An idle worker ends after this time; the calls of a push follow each other within milliseconds.
 _IDLE_S = 10.0
-# Longer than any request with its retries: the engine reads pages of a listing as long as they are empty.
+# The maximum wait for a call, longer than any request with its retries. The engine may read several pages of a listing
+# in one call, as long as they are empty.
 _CALL_S = 3600.0
 
 _used_by_pid = 0

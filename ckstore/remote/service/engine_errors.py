@@ -41,7 +41,7 @@ _FULL_CODES = (
     "QuotaLimit",
 )
 _FULL_HINT = "raise its quota, or free space by ckstore remote prune NAME, which first needs a little space"
-# S3 answers these with status 400.
+# S3 answers with these codes and status 400.
 _DENIED_CODES = (
     "ExpiredToken",
     "ExpiredTokenException",

@@ -48,7 +48,8 @@ def make_folder(target: Target) -> None:
     if check_folder(target):
         return
     try:
-        # As private as a store. To share a remote, the user creates its directory: all files in it get the same mode.
+        # The directory is as private as a store. To share a remote, the user creates its directory: all files in it get
+        # the same mode.
         links.make_directory(target.path, mode=0o700)
         files.sync_name(target.path)
     except OSError as error:

@@ -18,7 +18,7 @@ from ckstore.remote.service.abilities import Abilities
 from ckstore.remote.service.target import Target
 
 MEMBER = "remotes"
-# No slash, which would make it a path, and no dash first, which would make it an option.
+# A slash would make the name a path, and a dash at its beginning would make it an option.
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}\Z")
 
 

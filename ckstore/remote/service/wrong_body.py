@@ -1,6 +1,6 @@
 """Whether an S3 service compares the body of a request with the digest in its signature, tried with a wrong body.
 
-The engine cannot send such a request. It is built here, with the keys of the environment, if there are any.
+The engine cannot send such a request. This module builds it with the keys of the environment, if there are any.
 """
 
 from __future__ import annotations
