@@ -67,9 +67,9 @@ def save_as_rank(
     ranks. `RankFailed` means that nothing was published. `UnknownOutcome` means that the disk stopped answering when a
     rank could publish.
     """
-    # The warning is issued in this thread, because it finds the caller's line in the stack of the thread.
+    # Here, since it finds the caller's line in the stack of this thread.
     tell_not_durable(context.not_durable_because, context.settings)
-    work = RankWork(who, timeout_s)  # the timeout includes the time that `prepare` takes
+    work = RankWork(who, timeout_s)  # the deadline counts from here, what `prepare` takes included
     try:
         request, captured = prepare()
         request.check()
@@ -78,7 +78,7 @@ def save_as_rank(
         # Another store at this path must not get the report.
         if not (context.readonly or isinstance(error, StoreNotFound)):
             raised = error
-            with suppress(RankFailed):  # the disk does not answer; the caller gets the first error
+            with suppress(RankFailed):  # the disk does not answer; what was raised is the news
                 work.run(lambda: _fail(context, work, raised))
         raise
     work.progress = request.progress
@@ -90,7 +90,7 @@ def save_as_rank(
 
 def _fail(context: Context, work: RankWork, error: BaseException) -> None:
     """Report to the other ranks that this one failed before it could stage a part."""
-    # Errors of this report are suppressed, because the caller gets the first error.
+    # Whatever fails here: the error is the news.
     with suppress(CkstoreError, OSError), FileRendezvous.enter(context.layout, work.who) as meeting:
         Coordinator(context, meeting, work).fail(error)
 
@@ -108,18 +108,17 @@ def _save(context: Context, work: RankWork, request: Request, captured: Captured
         deciding = Coordinator(context, meeting, work, request)
         try:
             # The part is staged after this rank has joined, so that the others learn of a failure, and a second process
-            # of this rank is detected. The deciding rank publishes the tracker runs of the first rank, because only the
-            # first rank is tracked.
-            tracked_by = request.about.metadata.get(TRACKED_BY) if who.rank == 0 else None
-            about = {} if tracked_by is None else {TRACKED_BY: tracked_by}
+            # of this rank is detected.
+            # Any rank may publish, and the subscribers of the first one know the facts.
+            about = {FACTS: request.facts} if who.rank == 0 and request.facts else {}
             staging = stage_part(context, work, Content(captured, about), request.patience)
         except BaseException as error:
             deciding.fail(error)
             raise
         try:
-            # This raises if the caller has given up meanwhile. It comes first, so that no part is offered then.
+            # Before it is said: if the caller has given up meanwhile this raises, and nothing is offered.
             work.doing("said that its part is staged", offers=True)
             meeting.say_part(staging.path.name)
             return deciding.wait(staging)
         finally:
-            reclaim.discard(context, staging)  # the merged checkpoint has its own links to the staged blobs
+            reclaim.discard(context, staging)  # the whole has links of its own to all that was staged

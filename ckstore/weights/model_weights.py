@@ -75,17 +75,21 @@ class Weight:
         return cast_of(self.leaf, self.tensor)
 
     def cuts(self, before: Weight) -> list[WeightCut]:
-        """Return the ranges of its row-major bytes in ascending order, compared with the previous version.
+        """Return how its elements are compared with those of the previous version, in ascending order.
 
-        A piece that both versions have at the same place is unchanged, and so is a band of such pieces of several
-        ranks. The boundaries of unchanged pieces are also boundaries of ranges, so that a reader of the changed ranges
-        reads no unchanged piece.
+        A piece that both have at the same place, or a band of such pieces of several ranks, is unchanged. Cuts are at
+        the boundaries of unchanged pieces, so that no changed part makes a reader read an unchanged piece.
         """
-        nbytes = self.tensor.nbytes
-        if strides_of(self.leaf) is not None or strides_of(before.leaf) is not None:
-            return [WeightCut(0, nbytes, False)] if nbytes else []
-        # Pieces are compared by their places in the storage, so both weights must begin at the same offset of it.
-        old, new = before._units() if before.leaf.offset == self.leaf.offset else {}, self._units()
+        count, size = math.prod(self.leaf.shape), self.element_bytes
+        # Units are compared by their places in the storage, which say nothing of another part of it, or of elements of
+        # another dtype.
+        is_comparable = (
+            before.leaf.offset == self.leaf.offset
+            and before.source_dtype == self.source_dtype
+            and strides_of(before.leaf) is None
+            and strides_of(self.leaf) is None
+        )
+        old = before._units() if is_comparable else {}
         found: list[WeightCut] = []
         at = 0
         for (start, stop), pieces in self._units().items() if is_comparable else ():
@@ -119,8 +123,11 @@ class Weight:
             for band in bands(record.tiling.blocks)
         }
 
-    def parts(self, cuts: Iterable[WeightCut]) -> Generator[memoryview]:
-        """Yield the verified row-major bytes of each cut. A part is valid until the next one is requested."""
+    def parts(self, cuts: Iterable[WeightCut], cast: DtypeCast | None) -> Generator[memoryview]:
+        """Yield its row-major bytes at these cuts as they are published, checked.
+
+        A part is valid until the next one is requested.
+        """
         with RangeReader(self.directory) as reader, self.directory.reporting_damage():
             reader.begin(self.leaf.storage)
             whole: memoryview | None = None
@@ -139,7 +146,7 @@ class ModelWeights:
     """All weights in an open checkpoint, until `close`.
 
     Attributes:
-        directory: The checkpoint. It cannot be removed while this object is open.
+        directory: The checkpoint. It cannot be removed while this is open.
         weights: Name -> weight.
         beside: Path and pieces of each other file of the model, for a checkpoint of committed files.
     """
@@ -198,7 +205,7 @@ class ModelWeights:
         return xxhash.xxh3_128_hexdigest(repr(stored).encode())
 
     def difference_in_form(self, other: ModelWeights) -> str:
-        """Return a text if the forms of the weights, or other files of the model, differ; otherwise an empty text."""
+        """Return what differs besides the bytes of the weights: their forms, or other files of the model."""
         forms: Sequence[dict[str, TensorToWrite]] = [
             {name: weight.tensor for name, weight in one.weights.items()} for one in (self, other)
         ]

@@ -121,7 +121,7 @@ LOADING = [
         "of converted values, a block is read as a whole",
         "held-in-a-converted-block",
         "_read_tensor",
-        "held = frozenset()  # a conversion back may give other bytes",
+        "held = frozenset()",
         "pass",
         f"{_SINCE}::test_a_converted_block_is_read_as_a_whole",
         "AssertionError",

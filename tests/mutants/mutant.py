@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import tokenize
 from dataclasses import dataclass
 
 from tests.mutants.finding import definitions
@@ -18,7 +20,7 @@ class Mutant:
         name: Tells it from the others; letters, digits and dashes.
         where: The function, class, constant or module that changes: see `tests.mutants.finding`.
         old: What changes in it: whole lines, however far they are indented, or a part of a line. It occurs once in all
-            that has the name.
+            that has the name. Comments are ignored, here and in the code.
         new: What stands there instead.
         caught_by: The test that fails.
         says: What is in its output when it fails for that reason: a law, or words of an assertion.
@@ -53,7 +55,8 @@ class Mutant:
         found = []
         for place in definitions(self.where):
             lines = place.sources()
-            before, inside, after = lines[: place.begin], lines[place.begin : place.end], lines[place.end :]
+            before, after = lines[: place.begin], lines[place.end :]
+            inside = without_comments(lines)[place.begin : place.end]
             change = self._lines_changed if self.old.endswith("\n") else self._part_changed
             found += [(place.file, "".join([*before, *changed, *after])) for changed in change(inside)]
         if len(found) != 1:
@@ -66,7 +69,8 @@ class Mutant:
         return [[text.replace(self.old, self.new)]] * text.count(self.old)
 
     def _lines_changed(self, inside: list[str]) -> list[list[str]]:
-        old = self.old.splitlines(keepends=True)
+        old = [line for line in map(_without_comment, self.old.splitlines(keepends=True)) if line]
+        inside = [line for line in inside if line]
         own = _indentation(old)
         changed = []
         for at in range(len(inside) - len(old) + 1):
@@ -85,6 +89,26 @@ class Mutant:
             return f"trace law {self.says.removesuffix(' (')}, act {self.act}{failing}"
         file, _, test = self.caught_by.partition("::")
         return f"`{test or file}`"
+
+
+def without_comments(lines: list[str]) -> list[str]:
+    """Return the lines of a file without comments; a line with nothing else is empty, without its end."""
+    bare = list(lines)
+    for token in tokenize.generate_tokens(iter(lines).__next__):
+        if token.type == tokenize.COMMENT:
+            row, column = token.start
+            bare[row - 1] = _ended(lines[row - 1][:column])
+    return bare
+
+
+def _without_comment(line: str) -> str:
+    """Return a line of a mutant, which may be a part of a statement, without its comment."""
+    found = re.search(r"(?:^|(?<=  ))#.*|^\s*#.*", line)
+    return line if found is None else _ended(line[: found.start()])
+
+
+def _ended(text: str) -> str:
+    return f"{text.rstrip()}\n" if text.strip() else ""
 
 
 def _indentation(lines: list[str]) -> str:

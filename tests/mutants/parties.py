@@ -116,9 +116,8 @@ PARTIES = [
         "the catalog checks a checkpoint again before its blobs are deleted",
         "evict-touched-late",
         "evict._free_bytes",
-        "        touch(lock)\n"
-        "        # By one rename: the directory has all of its blobs, or none and a document that locates them.\n",
-        "        # By one rename: the directory has all of its blobs, or none and a document that locates them.\n",
+        '        touch(lock)\n        target = trash.free_name(layout.trash, f"{info.run}@{info.key.directory}")\n',
+        '        target = trash.free_name(layout.trash, f"{info.run}@{info.key.directory}")\n',
         f"{_KILLED}[_evict]",
         "assert",
     ),

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,15 @@ def test_a_guard_is_found_by_the_name_of_its_function_wherever_it_lies(package: 
     (package / "room" / "moved.py").write_text(f"{before}{deep}if guard:\n{deep}    stop()\n{after}")
 
     assert MUTANT.changed() == ("room/moved.py", f"{before}{deep}pass\n{after}")
+
+
+def test_a_guard_is_found_whatever_its_comments_say(package: Path) -> None:
+    (package / "guarded.py").write_text(
+        'def this():\n    # why\n    if guard:  # "if"\n        # how\n        stop()\n'
+    )
+    mutant = replace(MUTANT, old="if guard:  # the old reason\n    stop()\n")
+
+    assert mutant.changed() == ("guarded.py", "def this():\n    pass\n")
 
 
 @pytest.mark.parametrize("times", [0, 2])

@@ -39,7 +39,7 @@ WEIGHTS = [
         "a restarted publisher opens the published checkpoint",
         "published-not-opened-at-the-start",
         "WeightPublisher._publish",
-        "problem = self._open_published(last)  # of a publisher that has just been started",
+        "problem = self._open_published(last)",
         'problem = ""',
         f"{_ROOM}::test_a_restarted_publisher_keeps_what_is_published",
         "is not open",
