@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 _SECOND_NS = 10**9
-# A divisor of an hour, so a stamp is still recognized if a copy shifts it by the offset of a time zone.
+# An hour is a multiple of this period, so a stamp is still recognized if a copy shifts it by the offset of a time zone.
 _PERIOD_S = 300
 RENEW_AFTER_S = 24 * 3600
 """A younger stamp is not renewed. Filesystems that purge old files keep them for at least a week."""
@@ -25,8 +25,8 @@ _DRAFT_NS = 10**18
 class _Digits(NamedTuple):
     """The digits that distinguish one kind of time from others."""
 
-    nanoseconds: int  # A multiple of 1000, since some filesystems only keep microseconds.
-    seconds: int  # Even, since FAT only keeps even seconds. Not a full minute, since people set such times.
+    nanoseconds: int  # a multiple of 1000, since some filesystems only keep microseconds
+    seconds: int  # an even number, since FAT only keeps even seconds; no full minute, since people set such times
 
 
 _STAMP = _Digits(nanoseconds=271_828_000, seconds=38)

@@ -1,8 +1,9 @@
 """Read the bytes on the disk instead of those in the page cache.
 
-After a failed write, the page cache returns the new bytes while the disk has the old ones. A damaged sector shows only
-when it is read from the disk. So files are read with O_DIRECT if the filesystem supports it. Otherwise, their cached
-pages are dropped before and after the read. The kernel does not drop mapped or dirty pages, and drops none on tmpfs.
+After a failed write, the page cache returns the new bytes although the disk has the old ones. A damaged sector is only
+noticed when it is read from the disk. So files are read with O_DIRECT if the filesystem supports it. Otherwise, their
+cached pages are dropped before and after the read. The kernel does not drop mapped or dirty pages, and drops none on
+tmpfs.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from ckstore.fs.buffers import GRAIN_BYTES, aligned_buffer
 from ckstore.fs.dirfd_stat import AnyPath
 
 BUFFER_BYTES = 4 * 2**20
-"""Number of bytes in one read, unless a caller needs another size."""
+"""The size of the buffer of a read, in bytes, unless a caller needs another size."""
 
 
 def drop_cached(fd: int) -> None:
     """Drop the cached pages of an open file, as far as the kernel allows it."""
-    with suppress(OSError):  # a filesystem that cannot: then bytes are read as they are cached
+    with suppress(OSError):  # if the filesystem does not support it, cached bytes are read
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
@@ -33,16 +34,18 @@ class UncachedFile:
 
     def __init__(self, fd: int, *, direct: bool) -> None:
         self.fd = fd
-        self.direct = direct  # whether reads pass the page cache by
+        self.direct = direct  # whether reads bypass the page cache
         if not direct:
             drop_cached(fd)
 
     def read(self, start: int, stop: int, buffer: memoryview) -> memoryview:
-        """Read bytes from `start`, up to `stop` and up to one buffer less the alignment; empty at the end."""
-        # `start`: any offset. `buffer`: of `aligned_buffer`; the bytes are a part of it.
+        """Return bytes from `start`, at most up to `stop`, as a part of `buffer`. It is empty at the end of the file.
+
+        `start` may be any offset. `buffer` must be from `aligned_buffer`. One call may return fewer bytes than fit into
+        the buffer.
+        """
         if self.direct:
-            # The kernel refuses a direct read whose offset or length is not a whole block: read the blocks around the
-            # range.
+            # The offset and length of a direct read must be multiples of the block size, so it reads whole blocks.
             lead = start % GRAIN_BYTES
             wanted = -(-(lead + stop - start) // GRAIN_BYTES) * GRAIN_BYTES
             try:
@@ -50,12 +53,12 @@ class UncachedFile:
             except OSError as error:
                 if error.errno not in files.CANNOT_DIRECT:
                     raise
-                # This filesystem refuses at the first read, not when the file is opened: read through the cache.
+                # Some filesystems allow O_DIRECT when the file is opened, and refuse the first read.
                 fcntl.fcntl(self.fd, fcntl.F_SETFL, fcntl.fcntl(self.fd, fcntl.F_GETFL) & ~os.O_DIRECT)
                 self.direct = False
                 drop_cached(self.fd)
             else:
-                # A read at the end of the file is shorter than asked, and may end before the range begins.
+                # At the end of the file, the kernel returns fewer bytes, and the range may even begin after them.
                 return buffer[lead : max(lead, min(count, lead + stop - start))]
         count = os.preadv(self.fd, [buffer[: stop - start]], start)
         return buffer[:count]
@@ -69,10 +72,10 @@ def opened_uncached(path: AnyPath) -> Iterator[UncachedFile]:
         file = UncachedFile(fd, direct=direct)
         yield file
         if not file.direct:
-            # Bytes read for a check must not push what the trainer needs out of the page cache.
+            # Bytes that were read for a check must not displace data of the trainer from the page cache.
             drop_cached(file.fd)
     except BaseException:
-        with suppress(OSError):  # it was only read; the error that brought us here says more
+        with suppress(OSError):  # the first error is more important
             os.close(fd)
         raise
     os.close(fd)
@@ -88,11 +91,11 @@ def _open(path: AnyPath) -> tuple[int, bool]:
 
 
 def read_range(path: AnyPath, start: int, stop: int) -> bytearray:
-    """Return bytes of a regular file from the disk. There are fewer bytes if the file ends before `stop`."""
+    """Return the bytes of a regular file from `start` to `stop`, or to the end of the file, from the disk."""
     data = bytearray()
     buffer = aligned_buffer(BUFFER_BYTES)
     with opened_uncached(path) as file:
-        # A read gives at most one buffer, and less where the file ends: ask until it gives nothing.
+        # One read returns at most one buffer, and no bytes at the end of the file.
         while start + len(data) < stop and (part := file.read(start + len(data), stop, buffer)):
             data += part
     return data
@@ -100,12 +103,12 @@ def read_range(path: AnyPath, start: int, stop: int) -> bytearray:
 
 def read_past_cache(fd: int, into: memoryview) -> int:
     """Fill aligned memory with whole blocks from the start of an open file. Return the number of bytes read."""
-    # The caller reads the rest through the cache, and meets there what failed here.
+    # After an error, the caller reads the rest through the cache, and gets the error there if it remains.
     done, whole = 0, len(into) - len(into) % GRAIN_BYTES
     flags = fcntl.fcntl(fd, fcntl.F_GETFL)
     try:
         fcntl.fcntl(fd, fcntl.F_SETFL, flags | os.O_DIRECT)
-        # After a short read that ends within a block a further direct read would be refused.
+        # After a short read that ends within a block, the kernel would refuse a further direct read.
         while done < whole and done % GRAIN_BYTES == 0 and (count := os.preadv(fd, [into[done:whole]], done)):
             done += count
     except OSError:
@@ -116,8 +119,11 @@ def read_past_cache(fd: int, into: memoryview) -> int:
 
 
 def check_on_disk(path: AnyPath, data: memoryview) -> None:
-    """Compare a durable file with the bytes that were written to it. fsync does not guarantee that they are equal."""
-    # Raises SaveFailed: the disk has other bytes, or cannot read them; the file must not be used.
+    """Compare a durable file with the bytes that were written to it. fsync does not guarantee that they are equal.
+
+    Raises:
+        SaveFailed: The disk returns other bytes, or cannot read them. The file must not be used.
+    """
     try:
         with opened_uncached(path) as file:
             wrong = _first_difference(file, data)
@@ -137,12 +143,12 @@ def _refused(found: str) -> SaveFailed:
 
 
 def _first_difference(file: UncachedFile, data: memoryview) -> int | None:
-    """Return the offset of the first read (up to a few MiB) that differs from `data`, or None if all are equal."""
+    """Return the offset of the first part of a few MiB that differs from `data`, or None if all bytes are equal."""
     at = 0
     buffer = aligned_buffer(BUFFER_BYTES)
-    # One byte further than was written: a file that is too long is wrong as well.
+    # It tries to read one byte more than was written, because a longer file is also wrong.
     while part := file.read(at, len(data) + 1, buffer):
-        # A bytearray compares with any buffer as memcmp does; two memoryviews go element by element.
+        # A bytearray is compared with memcmp. Two memoryviews would be compared element by element.
         if bytearray(part) != data[at : at + len(part)]:
             return at
         at += len(part)

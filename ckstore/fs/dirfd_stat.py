@@ -4,8 +4,8 @@ This is rule N of the design (docs/protocol.md, "Places in a store").
 
 A user who may write to a store can replace any directory in it by a symlink or a mounted filesystem at any moment. So
 the kernel never gets a path with more than one component below the root of the store. `at` opens one directory after
-another with ``O_NOFOLLOW``, checks that it is on the filesystem of the store, and returns the descriptor of the last
-one and the name in it. A place is a separate type, `StorePath`, which no function of ``os`` accepts.
+another with ``O_NOFOLLOW`` and checks that each is on the filesystem of the store. It returns the descriptor of the
+last directory and the name in it. A place is a separate type, `StorePath`, which no function of ``os`` accepts.
 
 Go's ``os.Root`` and cap-std's ``Dir`` work in the same way.
 
@@ -34,43 +34,46 @@ from ckstore.errors import BadInput
 CLOSED = -2
 """The value of a closed descriptor. With -1, `os.listdir` and `os.scandir` would list the working directory."""
 MOST_LEVELS = 16
-"""Depth to which `walk` descends."""
+"""The number of levels that `walk` descends."""
 _OPEN_AT_ONCE = 32
-"""Number of descriptors that are opened and closed together, which is faster."""
+"""The number of descriptors that are opened and closed together, which is faster."""
 
 _T = TypeVar("_T")
 _MAY_NOT_GIVE = frozenset((errno.EPERM, errno.EACCES, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP))
-"""Root may lack CAP_CHOWN, as in a container. NFS may squash it, or the owner may be missing in this user namespace."""
-# Bit 0 of the capabilities, linux/capability.h.
+"""Errors which show that root may not change the owner of a file. In a container, it may lack CAP_CHOWN. An NFS server
+may treat root as another user, and the owner may have no id in this user namespace."""
+# Bit 0 of the capabilities. Source: linux/capability.h.
 _CAP_CHOWN = 1 << 0
 
 
 class NotInStore(NotADirectoryError):
-    """A directory of the store is a symlink, a file, or on another filesystem."""
+    """A directory of the store is a symlink, a file, or on another filesystem.
 
-    # ``filename`` is its path, ``strerror`` the type of what has its name.
+    ``filename`` is its path, and ``strerror`` says which of these it is.
+    """
 
 
 class OpenDirectory(Protocol):
     """An object with an open directory."""
 
-    fd: int  # its descriptor; negative after it was closed
+    fd: int  # the descriptor; negative after the directory was closed
 
 
 class StorePath:
     """A place in a store: a directory, and the names from it to the place. Immutable."""
 
-    # Deliberately no ``os.PathLike``: a plain function of ``os`` would follow symlinks on the way.
+    # It is not an ``os.PathLike``, because functions of ``os`` would follow symlinks in the path.
 
     __slots__ = ("holder", "is_foreign", "parts", "top")
 
     def __init__(
         self, top: str, parts: tuple[str, ...] = (), holder: OpenDirectory | None = None, *, is_foreign: bool = False
     ) -> None:
-        self.top = top  # path of the directory: the root of the store, or one that `holder` has open
+        self.top = top  # the path of the directory: the root of the store, or a directory that `holder` has open
         self.parts = parts
-        self.holder = holder  # has the directory open; if None, `top` is opened for each use
-        self.is_foreign = is_foreign  # in a folder of another program, not in a store: filesystems may be mounted in it
+        self.holder = holder  # the object that has the directory open; if None, `top` is opened for each use
+        # Whether it is a folder of another program instead of a store. Other filesystems may be mounted in it.
+        self.is_foreign = is_foreign
 
     def __truediv__(self, name: str) -> StorePath:
         """Return the place `name` in this directory."""
@@ -81,7 +84,7 @@ class StorePath:
 
     @property
     def name(self) -> str:
-        """The last name. For the root, the last name of its path."""
+        """The last name. For the root of the store, it is the last name of the root's path."""
         return self.parts[-1] if self.parts else os.path.basename(self.top)
 
     @property
@@ -93,7 +96,7 @@ class StorePath:
 
     @property
     def path(self) -> Path:
-        """The path, for reports and for calls that only take paths, such as statvfs of the root."""
+        """The path, for reports and for calls that need a path, such as statvfs of the root."""
         return Path(str(self))
 
     @property
@@ -122,10 +125,14 @@ AnyPath: TypeAlias = StorePath | Path | str
 
 
 class at:  # noqa: N801 - a with statement reads as a function
-    """Yield ``(dir_fd, name)`` of a place for a ``with`` block: `name` in the directory `dir_fd`."""
+    """Yield ``(dir_fd, name)`` of a place for a ``with`` block: `name` in the directory `dir_fd`.
 
-    # Of a path elsewhere, and of the root of a store, it is the path as it is. An error of the system in the block gets
-    # the whole path as its file name. Raises NotInStore: on the way something is not a directory of this store.
+    A path outside of stores and the root of a store are yielded unchanged. If the block raises an `OSError` with `name`
+    as its file name, the file name is replaced by the whole path.
+
+    Raises:
+        NotInStore: A component of the path is not a directory of this store.
+    """
 
     __slots__ = ("_dir_fd", "_fd", "_name", "_where")
 
@@ -140,10 +147,10 @@ class at:  # noqa: N801 - a with statement reads as a function
         if not isinstance(where, StorePath):
             return self._dir_fd, where
         if not where.parts:
-            # The root belongs to the user who named it, and may be reached by a symlink of theirs.
+            # The user chose the path of the root, so it may contain symlinks.
             return (None, where.top) if where.holder is None else (_held(where), ".")
         self._name = where.parts[-1]
-        # Directly in a held directory: no descriptor to open, which spares a save two calls for each blob.
+        # The directory is already open. This saves two system calls for each blob of a save.
         if where.holder is not None and len(where.parts) == 1:
             return _held(where), self._name
         self._fd = _reach(where)
@@ -153,7 +160,7 @@ class at:  # noqa: N801 - a with statement reads as a function
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._close()
-        # The kernel was given one name only; a user needs the whole path in the message.
+        # The error of the kernel only contains the last name, but messages need the whole path.
         if isinstance(error, OSError) and error.filename == self._name and error.filename2 is None and self._name:
             error.filename = str(self._where)
 
@@ -162,13 +169,15 @@ class at:  # noqa: N801 - a with statement reads as a function
         if fd >= 0:  # no handler of a signal runs between these lines
             close_quietly(fd)
 
-    # After a call that failed, a handler of a signal runs when `__exit__` is entered, and may raise there.
+    # A signal handler may raise when `__exit__` is entered. Then the descriptor is closed by this method.
     __del__ = _close
 
 
 def open_at(where: AnyPath, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
-    """Open a place in a store, or any other path, closed on exec. Signal handlers cannot lose the descriptor."""
-    # A file that is made in a directory given as a descriptor, as in a store, belongs to that directory's owner.
+    """Open a place in a store, or any other path, closed on exec. A signal handler that raises does not leak it.
+
+    A new file in a store, or in a directory that is given as a descriptor, gets the owner of its directory.
+    """
     if not isinstance(where, StorePath) and (dir_fd is None or not flags & os.O_CREAT):
         return open_descriptor(where, flags, mode, dir_fd=dir_fd)
     fd = -1
@@ -176,8 +185,7 @@ def open_at(where: AnyPath, flags: int, mode: int = 0o777, *, dir_fd: int | None
         with at(where, dir_fd) as (parent, name):
             fd = open_descriptor(name, flags, mode, dir_fd=parent)
             if flags & os.O_CREAT and parent is not None:
-                # Before others see the file used: a file that root makes here would else stay root's, in a store of
-                # another user.
+                # A file that root creates in the store of another user must not stay root's.
                 give_to_owner_of(parent, fd)
     except BaseException:
         if fd >= 0:
@@ -187,21 +195,21 @@ def open_at(where: AnyPath, flags: int, mode: int = 0o777, *, dir_fd: int | None
 
 
 def open_descriptor(path: str | os.PathLike[str], flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
-    """Return a descriptor like `os.open`. It is closed on exec and not lost if a signal handler raises."""
-    # CPython runs signal handlers between two steps of Python code: after a call of C code has returned, when a Python
-    # function is entered, and when a loop goes back. One of these places is between ``os.open(…)`` and the assignment
-    # of what it returned: a handler that raises there leaves a descriptor, and its lock, that nothing closes until the
-    # process ends. Here C code alone moves the number from `os.open` into a list that exists before. The caller assigns
-    # what this returns to a name or an attribute, and a ``try`` that closes it follows at once. It may be passed to
-    # `os.close`, and to nothing else: a Python function or class that is called is such a place. Raises BaseException:
-    # what a signal handler raised; nothing is left open.
+    """Return a descriptor like `os.open`. It is closed on exec, and closed if a signal handler raises in this function.
+
+    The caller must assign the result to a variable or attribute, immediately followed by a ``try`` that closes it. It
+    may pass the result directly only to `os.close`, because a signal handler may run when a Python function is entered.
+    """
+    # CPython runs signal handlers after a call of C code has returned, when a Python function is entered, and when a
+    # loop continues. So a handler may raise between ``os.open(…)`` and the assignment of its result. Then the
+    # descriptor and its lock would remain until the process ends. Here, only C code moves the number from `os.open`
+    # into an existing list.
     opened: list[int] = []
     try:
-        # C code alone runs between the system call and the list, so no handler of a signal can lose the number.
         opened.extend(map(partial(os.open, dir_fd=dir_fd), (path,), (flags | os.O_CLOEXEC,), (mode,)))
     except BaseException:
         for fd in opened:
-            with suppress(OSError):  # the first error is the news
+            with suppress(OSError):  # the first error is more important
                 os.close(fd)
         raise
     return opened[0]
@@ -209,7 +217,7 @@ def open_descriptor(path: str | os.PathLike[str], flags: int, mode: int = 0o777,
 
 def open_closed_streams() -> None:
     """Open stdin, stdout and stderr on the null device if the process was started without them (``>&-``)."""
-    # Else a file of the store gets that number, and what C code prints is written into it; SQLite does the same.
+    # Otherwise, a file of the store could get such a number, and C code could print into it. SQLite does the same.
     fd = open_descriptor(os.devnull, os.O_RDWR)
     while fd <= 2:  # stdin, stdout and stderr
         os.set_inheritable(fd, True)
@@ -218,8 +226,10 @@ def open_closed_streams() -> None:
 
 
 def open_directory(where: AnyPath, *, dir_fd: int | None = None, flags: int = 0) -> int:
-    """Return a descriptor of a directory, to list it, to lock it, or to make its names durable."""
-    # `flags` count for a path elsewhere: in a store no symlink is followed anyway.
+    """Return a descriptor of a directory, to list it, to lock it, or to make its names durable.
+
+    `flags` are used for the root and for paths outside of stores. In a store, no symlink is followed in any case.
+    """
     if not isinstance(where, StorePath) or not where.parts:
         return open_at(where, os.O_RDONLY | os.O_DIRECTORY | flags, dir_fd=dir_fd)
     fd = -1
@@ -242,10 +252,10 @@ def _held(where: StorePath) -> int:
 
 
 def _reach(where: StorePath) -> int:
-    """Return a new descriptor of the directory of a place."""
-    # It has ``O_PATH``, as those on the way: that needs no right to read them, as following a path does not.
+    """Return a new descriptor of the directory that contains a place."""
+    # O_PATH does not need the right to read a directory.
     if where.holder is None:
-        # No O_NOFOLLOW for the root: its path is the user's own.
+        # The user chose the path of the root, so it may be a symlink.
         fd = open_descriptor(where.top, os.O_PATH | os.O_DIRECTORY)
         owned = True
     else:
@@ -253,8 +263,7 @@ def _reach(where: StorePath) -> int:
     try:
         st_dev = _st_dev_of(where, fd)
         for level in range(1, len(where.parts)):
-            # Assigned at once: were the new descriptor only in a local of the call, an exception here would leak the
-            # old one.
+            # One statement assigns both, so that an exception leaks neither descriptor.
             above, fd = fd, _step(fd, where, level, st_dev, how=os.O_PATH)
             if owned:
                 close_quietly(above)
@@ -267,7 +276,7 @@ def _reach(where: StorePath) -> int:
 
 
 def _st_dev_of(where: StorePath, fd: int) -> int | None:
-    """Return the filesystem that all directories of a place must be on, or None for any, as for another program."""
+    """Return the filesystem that all directories of a place must be on. None, for foreign places, allows any."""
     return None if where.is_foreign else os.fstat(fd).st_dev
 
 
@@ -285,12 +294,12 @@ def open_below(fd: int, name: str, how: int, st_dev: int | None) -> int:
     try:
         below = open_descriptor(name, how | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=fd)
     except OSError as error:
-        # Linux says ENOTDIR of a symlink here; ELOOP is the error that POSIX names.
+        # For a symlink, Linux returns ENOTDIR here, and POSIX specifies ELOOP.
         if error.errno in (errno.ENOTDIR, errno.ELOOP):
             raise NotInStore(errno.ENOTDIR, _kind(fd, name), name) from error
         raise
     try:
-        # A filesystem mounted inside the store would break hardlinks and fsyncs, and may be another user's (FUSE).
+        # A filesystem mounted inside the store would break hardlinks and fsyncs. Another user may control it (FUSE).
         if st_dev is None or os.fstat(below).st_dev == st_dev:
             return below
     except BaseException:
@@ -332,7 +341,7 @@ def find(where: AnyPath, *, dir_fd: int | None = None) -> os.stat_result | None:
 
 
 def found_in(folder: StorePath, names: Sequence[str]) -> dict[str, os.stat_result]:
-    """Return the results of `find` for several names in one directory, which is opened once, without missing names."""
+    """Return the status of several names in one directory, which is opened once. The result lacks missing names."""
     found: dict[str, os.stat_result] = {}
     with suppress(FileNotFoundError, NotADirectoryError), at(folder / names[0]) as (parent, _):
         for name in names:
@@ -364,7 +373,7 @@ def resolved(path: str | os.PathLike[str]) -> Path:
 def may_write(where: AnyPath) -> bool:
     """Whether this user may create names in a directory."""
     with at(where) as (parent, name):
-        # access asks the kernel, which knows ACLs and read-only mounts; mode bits do not tell those.
+        # Unlike the mode bits, `os.access` includes ACLs and read-only mounts.
         return os.access(name, os.W_OK, dir_fd=parent, follow_symlinks=False)
 
 
@@ -389,9 +398,12 @@ def entries(where: AnyPath) -> Iterator[Iterator[os.DirEntry[str]]]:
 
 
 def walk(top: StorePath, too_deep: list[StorePath] | None = None) -> Iterator[tuple[StorePath, os.stat_result]]:
-    """Yield every file below a directory, except directories, with its status. Vanished and closed ones are skipped."""
-    # Nothing recurses, and one directory is open at a time. A store has at most five levels; directories deeper than
-    # `MOST_LEVELS` are not looked into, and noted in `too_deep`.
+    """Yield every file below a directory, except directories, with its status.
+
+    Vanished files and unreadable directories are skipped. So are directories deeper than `MOST_LEVELS`, which are added
+    to `too_deep`. A store has at most five levels.
+    """
+    # One directory is open at a time.
     waiting = [top]
     while waiting:
         folder = waiting.pop()
@@ -403,7 +415,7 @@ def walk(top: StorePath, too_deep: list[StorePath] | None = None) -> Iterator[tu
             place = folder / name
             if not stat.S_ISDIR(about.st_mode):
                 yield place, about
-            # Anyone who may write to a store could nest directories without end.
+            # A user who may write to a store could nest directories without limit.
             elif len(place.parts) - len(top.parts) < MOST_LEVELS:
                 waiting.append(place)
             elif too_deep is not None:
@@ -411,18 +423,18 @@ def walk(top: StorePath, too_deep: list[StorePath] | None = None) -> Iterator[tu
 
 
 def statuses(folder: AnyPath) -> list[tuple[str, os.stat_result]]:
-    """Return the names in a directory with their status, without vanished ones; empty if the directory is missing."""
+    """Return the names in a directory with their status. The list is empty if the directory is missing."""
     listed: list[tuple[str, os.stat_result]] = []
     try:
         fd = open_directory(folder)
     except (FileNotFoundError, NotADirectoryError):
         return listed
-    try:  # no context managers: a plan of gc asks this of 20,000 small directories
+    try:  # a context manager would be slower, and a plan of gc calls this for 20,000 small directories
         with os.scandir(fd) as found:
             for entry in found:
                 try:
                     listed.append((entry.name, entry.stat(follow_symlinks=False)))
-                except FileNotFoundError:  # renamed meanwhile
+                except FileNotFoundError:  # the file was renamed or removed
                     continue
     finally:
         os.close(fd)
@@ -437,8 +449,10 @@ def listed(folder: AnyPath) -> list[tuple[str, int, bool]]:
 
 
 def symlink_texts(folder: StorePath, names: Sequence[str] | None = None) -> dict[str, str | None]:
-    """Return the target of each symlink in a directory, or of those with `names`; None for another kind of file."""
-    # Names that start with a dot are temporary, and left out.
+    """Return the target of each symlink in a directory, or of those with `names`; None for another kind of file.
+
+    Names that start with a dot are temporary, and are skipped.
+    """
     found: dict[str, str | None] = {}
     fd = open_directory(folder)
     try:
@@ -447,11 +461,11 @@ def symlink_texts(folder: StorePath, names: Sequence[str] | None = None) -> dict
                 continue
             try:
                 found[name] = os.readlink(name, dir_fd=fd)
-            except FileNotFoundError:  # it was taken away meanwhile
+            except FileNotFoundError:  # another process removed it
                 continue
             except OSError as error:
-                # EINVAL: the entry is no symlink. Any other error must not make a tag look damaged, which stops all
-                # deletions.
+                # EINVAL means that the file is not a symlink. No other error may make a tag appear damaged, because
+                # that would stop all deletions.
                 if error.errno != errno.EINVAL:
                     error.filename = f"{folder}/{name}"
                     raise
@@ -464,12 +478,12 @@ def symlink_texts(folder: StorePath, names: Sequence[str] | None = None) -> dict
 class FreeSpace(NamedTuple):
     """The free space of a filesystem."""
 
-    block_bytes: int  # what a file takes is a multiple of this
+    block_bytes: int  # the size of a block; a file takes whole blocks
     total_bytes: int
-    free_bytes: int  # what this user may take
-    unused_bytes: int  # what is free, with what is kept for root
-    free_inodes: int | None  # what this user may take; None: the filesystem counts no inodes
-    total_inodes: int  # 0 if it counts none
+    free_bytes: int  # the space that this user may use
+    unused_bytes: int  # the free space including that reserved for root
+    free_inodes: int | None  # the inodes that this user may use; None if the filesystem does not count inodes
+    total_inodes: int  # 0 if the filesystem does not count inodes
 
     def has_inodes(self, count: int) -> bool:
         """Whether at least `count` inodes are free."""
@@ -502,7 +516,7 @@ def current_user() -> int:
 
 
 def may_give() -> bool:
-    """Whether this process, which is root's, may give files to other users. True if the kernel does not report it."""
+    """Whether this process of root may give files to other users. True if the kernel does not report it."""
     try:
         with open("/proc/self/status", encoding="ascii", errors="replace") as lines:
             rights = next(line.split()[1] for line in lines if line.startswith("CapEff:"))
@@ -512,12 +526,14 @@ def may_give() -> bool:
 
 
 def give_to_owner_of(parent_fd: int, fd: int) -> None:
-    """As root, give a new open file to the owner and the group of its directory."""
-    # Where the system does not let root do that it stays as it is: other users' checkpoints do not need it.
+    """As root, give a new open file to the owner and the group of its directory.
+
+    If the system does not allow it, the file remains root's. Checkpoints of other users do not need this file.
+    """
     if os.geteuid() != 0:
         return
     owner, made = os.fstat(parent_fd), os.fstat(fd)
-    # Root's own stores need no call, which would change the ctime of each blob.
+    # In a store of root, the call is not needed, and it would change the ctime of each blob.
     if (owner.st_uid, owner.st_gid) == (made.st_uid, made.st_gid):
         return
     try:
@@ -550,20 +566,20 @@ class OpenDir:
         try:
             self.fd = open_directory(where)
             self._st_dev = os.fstat(self.fd).st_dev
-        except BaseException:  # its traceback has this object, and would keep the directory open
+        except BaseException:  # the traceback refers to this object, so it would keep the directory open
             self.close()
             raise
 
     @property
     def inside(self) -> StorePath:
-        """The open directory as a place."""
+        """The place of the open directory."""
         return StorePath(str(self._where), (), self)
 
     def having(self, directory: str, names: Iterable[str]) -> frozenset[str]:
-        """Return which of these names a subdirectory has. Empty if it is missing or this user may not access it."""
-        # For those who ask it of thousands: one directory is opened for each, and no place is made.
+        """Return which of these names exist in a subdirectory. Empty if it is missing or not accessible."""
+        # For thousands of subdirectories, this is faster than creating a place for each name.
         try:
-            # O_PATH needs no right to read the directory, as following a path does not.
+            # O_PATH does not need the right to read the directory.
             below = open_below(self.fd, directory, os.O_PATH, self._st_dev)
         except (FileNotFoundError, NotADirectoryError, PermissionError):
             return frozenset()
@@ -577,9 +593,12 @@ class OpenDir:
     def look_into(
         self, directories: Iterable[str], name: str, others: Sequence[str] = ()
     ) -> dict[str, tuple[os.stat_result | None, frozenset[str]]]:
-        """Return for each of these subdirectories the status of `name` in it, and which of `others` it has."""
-        # None if there is no `name`. The result lacks names that are not a directory, are on another filesystem, or are
-        # closed to this user. A thousand directories take 2 ms, and half a millisecond more for each of `others`.
+        """Return for each of these subdirectories the status of `name` in it, and which of `others` exist in it.
+
+        A subdirectory without `name` has no status. The result lacks names that are no directories, are on another
+        filesystem, or are not accessible to this user.
+        """
+        # A thousand directories take 2 ms, and half a millisecond more for each of `others`.
         found: dict[str, tuple[os.stat_result | None, frozenset[str]]] = {}
         waiting, done = [*directories], 0
         opened: list[int] = []
@@ -587,10 +606,10 @@ class OpenDir:
         flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             while done < len(waiting):
-                # Opened and closed by C loops, not one by one: a thousand directories take 2 ms so.
+                # Loops in C code open and close the directories, which is faster.
                 part = waiting[done : done + _OPEN_AT_ONCE]
-                with suppress(FileNotFoundError, NotADirectoryError, PermissionError):  # the part ends before it
-                    opened.extend(map(open_one, part, repeat(flags)))  # no handler of a signal gets in between
+                with suppress(FileNotFoundError, NotADirectoryError, PermissionError):  # see below
+                    opened.extend(map(open_one, part, repeat(flags)))  # no signal handler runs during this call
                 for directory, below in zip(part, opened, strict=False):
                     try:
                         status = os.stat(name, dir_fd=below, follow_symlinks=False)
@@ -602,8 +621,7 @@ class OpenDir:
                     if status.st_dev == self._st_dev:
                         has = frozenset(other for other in others if _has(below, other)) if others else frozenset()
                         found[directory] = status, has
-                # The first directory that could not be opened ended the part: it is left out, and the rest is tried
-                # again.
+                # If a directory could not be opened, it is skipped, and the next round begins after it.
                 done += min(len(opened) + 1, len(part))
                 _close_all(opened)
         finally:
@@ -636,21 +654,22 @@ def _has(directory_fd: int, name: str) -> bool:
 
 
 def with_open_parents(places: Iterable[tuple[_T, StorePath]]) -> Iterator[tuple[_T, StorePath]]:
-    """Yield each item with its place, through its open directory. A directory serves consecutive places in it."""
-    # For callers with thousands of places: consecutive places in one directory are reached through one descriptor. A
-    # yielded place is valid until the next one is requested. If its directory does not exist, it is yielded unchanged.
-    # For a `for` statement: after an error the traceback of a comprehension would keep the directory open.
+    """Yield each item with its place, through its open directory. Consecutive places in one directory share it.
+
+    A yielded place is valid until the next one is requested. If its directory does not exist, it is yielded unchanged.
+    Use it in a `for` statement, because after an error, the traceback of a comprehension would keep the directory open.
+    """
     parent: tuple[object, ...] | None = None
     held: OpenDir | None = None
     folder: StorePath | None = None
     try:
         for thing, place in places:
-            # Only neighbours share a directory: one descriptor is open, however many places there are.
+            # Only one directory is open at a time.
             if parent != (place.top, place.parts[:-1], place.holder) or not place.parts:
                 if held is not None:
                     held.close()
                 held, folder, parent = None, None, (place.top, place.parts[:-1], place.holder)
-                with suppress(FileNotFoundError, NotADirectoryError, PermissionError):  # a call there says so
+                with suppress(FileNotFoundError, NotADirectoryError, PermissionError):  # the caller's use will fail
                     held = OpenDir(place.parent) if place.parts else None
                 folder = None if held is None else held.inside
             yield thing, place if folder is None else folder / place.name

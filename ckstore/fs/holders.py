@@ -1,15 +1,15 @@
-"""Find the processes that have a file open or mapped with ``/proc``, or check with a lease whether there is one.
+"""List the processes that have a file open or mapped, from ``/proc``, or check with a lease whether any process has it.
 
-``/proc`` lists the processes, also for deleted files. It shows files that a lease misses: O_PATH descriptors, and on
-overlayfs files that are only mapped. It does not show processes of other users (except to root) and of outer PID
+``/proc`` also lists processes that have a deleted file open. It shows files that a lease misses: O_PATH descriptors,
+and on overlayfs files that are only mapped. It does not show processes of other users (except to root) and of outer PID
 namespaces, nor descriptors in transit in a socket. In these cases the lease decides, by rule K of the design.
 
 `fcntl(F_SETLEASE, F_WRLCK)` is refused while any other open file description or mapping of the inode exists, through
 any name, in any process, user or PID namespace. It misses O_PATH descriptors, and on overlayfs files that are only
 mapped.
 
-The status of a file on another filesystem is never requested, because a dead network mount would not answer.
-Descriptors and mappings are first compared by inode number, which ``fdinfo`` and ``maps`` contain.
+A request for the status of a file on a dead network mount would hang. So descriptors and mappings are first compared by
+inode number, which ``fdinfo`` and ``maps`` contain.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ Inode = tuple[int, int]
 """Device and inode number, as in `os.stat`."""
 
 _DELETED = " (deleted)"
-# They have no inode on a filesystem of the store, so none of them can be what is asked for.
+# Descriptors with these targets are no files of a filesystem.
 _NO_FILES = ("socket:", "pipe:", "anon_inode:")
 _IO_URING = "anon_inode:[io_uring]"
-# A command line of a launcher can have megabytes, and is for a message only.
+# The maximum length of a command line in a message, in characters. That of a launcher can have megabytes.
 _COMMAND_MOST = 200
 _INFO_INODE = re.compile(rb"^ino:\s*(\d+)$", re.MULTILINE)
 _INFO_FILE = re.compile(r"^\s*(\d+): (/.*)$")
@@ -43,17 +43,17 @@ _INFO_FILE = re.compile(r"^\s*(\d+): (/.*)$")
 class Scan:
     """The result of one scan of ``/proc``."""
 
-    # For each inode that was asked for and is held: who has it.
+    # The processes that have one of the inodes open or mapped. Inodes that no process uses are missing.
     holders: dict[Inode, list[Holder]] = field(default_factory=dict)
-    # Processes that could not be looked at, or not wholly; None: unknown, since ``/proc`` is not there, or does not
-    # list those of other users (its mount option ``hidepid``).
+    # The number of processes that could not be inspected completely. None if it is unknown, because ``/proc`` is
+    # missing, or does not list the processes of other users (its mount option ``hidepid``).
     unseen_count: int | None = 0
-    blind: bool = False  # whether no process at all could be looked at
+    blind: bool = False  # whether no process could be inspected
 
 
 @dataclass(frozen=True, slots=True)
 class _Hold:
-    """One reference of a process to a file. `status` has no value if the kernel does not allow access."""
+    """One reference of a process to a file. It has no `status` if the kernel does not allow access to the file."""
 
     how: str
     target: str
@@ -104,7 +104,7 @@ def deleted_but_open(st_dev: int, folder: str = "/") -> list[DeletedFile]:
             continue
         holder = Holder(pid=pid, command=command_of(pid), how=hold.how, target=hold.target)
         listed = holders.setdefault(hold.inode, [])
-        if holder not in listed:  # a file is mapped in several parts, each with its own line
+        if holder not in listed:  # a file that is mapped in several parts appears once for each part
             listed.append(holder)
         taken_bytes = hold.status.st_blocks * 512 if hold.status is not None else 0
         nbytes[hold.inode] = max(nbytes.get(hold.inode, 0), taken_bytes)
@@ -137,22 +137,22 @@ def command_of(pid: int) -> str:
 
 def _all_holds(look_closer: Wanted, scan: Scan) -> Iterator[tuple[int, _Hold]]:
     pids = _pids()
-    # A /proc of another PID namespace does not list this process: then an empty answer says nothing.
+    # The /proc of another PID namespace does not list this process. Then an empty result has no meaning.
     scan.blind = os.getpid() not in pids
     unseen_count = 0
     for pid in pids:
         unseen = False
-        # Both: a file that was mapped and closed has no descriptor, and one that is only open has no mapping.
+        # A file that was mapped and closed has no descriptor, and a file that is only open has no mapping.
         for source in (_descriptors, _mappings):
             try:
                 for hold in source(pid, look_closer):
                     yield pid, hold
-            except (FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+            except (FileNotFoundError, ProcessLookupError):  # the process has ended
                 continue
             except OSError:
                 unseen = True
         unseen_count += unseen
-    # The first process is there always: if it is not listed, those of other users are not.
+    # The process with PID 1 always exists. If it is not listed, processes of other users are hidden.
     scan.unseen_count = unseen_count if not scan.blind and 1 in pids else None
 
 
@@ -168,19 +168,18 @@ def _descriptors(pid: int, look_closer: Wanted) -> Iterator[_Hold]:
         path = f"/proc/{pid}/fd/{number}"
         try:
             target = os.readlink(path)
-            # Files registered with io_uring have no descriptor of their own in /proc, and stay open without one.
+            # A file that is registered with an io_uring stays open, although it has no descriptor in /proc.
             if target == _IO_URING:
                 yield from _registered(pid, number, look_closer)
             if target.startswith(_NO_FILES):
                 continue
-            # The inode number without accessing the filesystem of the file; not there before Linux 5.14.
+            # Reading the inode number does not access the filesystem of the file. Before Linux 5.14, it is missing.
             match = _INFO_INODE.search(_read(f"/proc/{pid}/fdinfo/{number}"))
             if not look_closer(int(match[1]) if match else None, target):
                 continue
-            # Only now: the inode number matched, so the file lies on a filesystem that answers. A dead network mount
-            # would hang here.
+            # This call would hang for a file on a dead network mount, so it is made only for files that may match.
             status = os.stat(path)
-        except (FileNotFoundError, ProcessLookupError):  # closed meanwhile
+        except (FileNotFoundError, ProcessLookupError):  # the descriptor was closed
             continue
         yield _Hold(f"descriptor {number}", target, status.st_dev, status.st_ino, status)
 
@@ -194,7 +193,7 @@ def _registered(pid: int, number: str, look_closer: Wanted) -> Iterator[_Hold]:
         target = match[2]
         try:
             status = os.stat(f"/proc/{pid}/root{target}", follow_symlinks=False)
-        except OSError:  # it has no such name any more: the lease has to see it
+        except OSError:  # the file no longer has this name, so only a lease can detect it
             continue
         if look_closer(status.st_ino, target):
             yield _Hold(f"io_uring file {match[1]}", target, status.st_dev, status.st_ino, status)
@@ -203,7 +202,7 @@ def _registered(pid: int, number: str, look_closer: Wanted) -> Iterator[_Hold]:
 def _mappings(pid: int, look_closer: Wanted) -> Iterator[_Hold]:
     yielded: set[tuple[int, int]] = set()
     for line in _read(f"/proc/{pid}/maps").splitlines():
-        # The path is the sixth field, and may have spaces in it.
+        # The path is the sixth field, and may contain spaces.
         fields = line.split(None, 5)
         # Inode 0 is memory without a file.
         if len(fields) < 6 or fields[4] == b"0":
@@ -214,7 +213,8 @@ def _mappings(pid: int, look_closer: Wanted) -> Iterator[_Hold]:
             continue
         status = _status_of_mapping(pid, fields[0])
         if status is None:
-            # On btrfs and overlayfs the device in maps is not the one that stat tells, so this is the second choice.
+            # On btrfs and overlayfs, the device in `maps` differs from that in the status. So it is used only if the
+            # status is not available.
             major, _, minor = fields[3].partition(b":")
             st_dev = os.makedev(int(major, 16), int(minor, 16))
         else:
@@ -226,10 +226,10 @@ def _mappings(pid: int, look_closer: Wanted) -> Iterator[_Hold]:
 
 def _status_of_mapping(pid: int, addresses: bytes) -> os.stat_result | None:
     start, _, end = addresses.partition(b"-")
-    # The names in map_files have no leading zeros, those in maps have.
+    # The addresses in `maps` have leading zeros, and the names in `map_files` have none.
     try:
         return os.stat(f"/proc/{pid}/map_files/{int(start, 16):x}-{int(end, 16):x}")
-    except OSError:  # only root may, or it was unmapped meanwhile
+    except OSError:  # this user is not root, or the file was unmapped
         return None
 
 
@@ -246,20 +246,20 @@ def _read_text(path: str) -> str:
 
 
 class Holding(Enum):
-    """The answer of the kernel about an inode."""
+    """Whether a process has an inode open or mapped."""
 
     FREE = "free"
     HELD = "held"
-    UNKNOWN = "unknown"  # not the owner, or no leases here: to be treated as held
+    UNKNOWN = "unknown"  # this user is not the owner, or leases are not supported; callers treat it like HELD
 
 
 def holding_of(path: AnyPath) -> Holding:
     """Return whether a process has the regular file `path` open or mapped now."""
-    # A saver's blocking open of the file waits while the lease exists, that is for some microseconds.
+    # While the lease exists, for some microseconds, a blocking open of the file by a saver waits.
     try:
-        # O_RDONLY: the right to write is not needed for a write lease, and a blob has none.
+        # A write lease does not need a writable descriptor, and blobs are read-only.
         fd = open_at(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
-    except BlockingIOError:  # another process is asking at this moment
+    except BlockingIOError:  # another process has a lease on the file
         return Holding.HELD
     except PermissionError:
         return Holding.UNKNOWN
@@ -267,11 +267,11 @@ def holding_of(path: AnyPath) -> Holding:
         # The default signal of a broken lease, SIGIO, would kill this process; SIGURG is ignored by default.
         fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
         try:
-            # A write lease, since a read lease is granted while other readers have the file open.
+            # A read lease would also be granted while other readers have the file open.
             fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
         except OSError as error:
             return Holding.HELD if error.errno in (errno.EAGAIN, errno.EBUSY) else Holding.UNKNOWN
-        # At once: a saver that opens the blob waits as long as the lease is there.
+        # The lease is removed immediately, because a saver that opens the blob waits for it.
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
         return Holding.FREE
     finally:

@@ -1,4 +1,4 @@
-"""Names: hardlinks, renames, symlinks, removal. Tests lower the link limit or make a rename fail here."""
+"""Create, rename and remove names: hardlinks, symlinks, directories. Tests replace functions of this module."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from contextlib import suppress
 from ckstore.fs import dirfd_stat
 from ckstore.fs.dirfd_stat import AnyPath, StorePath, at, give_name_to_owner_of, give_to_owner_of, open_directory
 
-# The owner may always use its own store, whatever the directory above it withholds.
+# The permissions that the owner of a new directory always gets, even if the parent directory lacks them.
 _OWNER = 0o700
-# One new look-up cures a handle that went stale by a rename; a second covers a rename in between.
+# The second try looks up a handle that a rename made stale. The third is needed if another rename happens meanwhile.
 _STALE_TRIES = 3
 
 CANNOT_LINK = (errno.EMLINK, errno.EPERM, errno.EACCES, errno.EXDEV, errno.EOPNOTSUPP)
-"""Errors of `link` that require a copy: link limit, file or directory of another user, another filesystem."""
-# POSIX lets rename say either of them for a directory that is not empty.
+"""Errors of `link` after which the file must be copied: the file has too many links, the file or the directory belongs
+to another user, or they are on different filesystems."""
+# POSIX allows either error of rename for a directory that is not empty.
 ALREADY_THERE = (errno.EEXIST, errno.ENOTEMPTY)
 
 
 def link(source: AnyPath, target: AnyPath) -> None:
     """Add the name `target` to the file `source`. A stale handle is retried from the root of the store."""
-    # On a shared filesystem this host's cache of a name may be out of date, since another host replaced it.
+    # On a shared filesystem, the cache of this host can be out of date after another host replaced the name.
     for _ in range(_STALE_TRIES - 1):
         try:
             _link(source, target)
@@ -39,7 +40,7 @@ def link(source: AnyPath, target: AnyPath) -> None:
 def _link(source: AnyPath, target: AnyPath) -> None:
     with at(source) as (from_fd, old), at(target) as (to_fd, new):
         try:
-            # follow_symlinks=False: link(2) of the C library may follow a symlink in the place of the source.
+            # Without follow_symlinks=False, the C library may follow a symlink that replaced the source.
             os.link(old, new, src_dir_fd=from_fd, dst_dir_fd=to_fd, follow_symlinks=False)
         except OSError as error:
             error.filename, error.filename2 = str(source), str(target)
@@ -47,7 +48,7 @@ def _link(source: AnyPath, target: AnyPath) -> None:
 
 
 def try_link(source: AnyPath, target: AnyPath) -> bool:
-    """Link like `link`. Return False if that is not possible, as beyond the link limit or between two users' files."""
+    """Link like `link`. Return False if the file must be copied instead (`CANNOT_LINK`)."""
     try:
         link(source, target)
     except OSError as error:
@@ -58,9 +59,12 @@ def try_link(source: AnyPath, target: AnyPath) -> bool:
 
 
 def replace_name(source: AnyPath, name: AnyPath, temporary: AnyPath) -> bool:
-    """Replace whatever has `name` by the inode of `source`, in one step. Return False if it cannot be linked."""
-    # `source` stays; `name` is durable after `files.sync_directory` of its parent; `temporary` is an unused name.
-    # Link and rename, not unlink and link: at no moment is there no file at the name, so a reader never misses it.
+    """Replace the file at `name` by the inode of `source`, in one step. Return False if it cannot be linked.
+
+    `source` keeps its name. `temporary` must be an unused name. `name` is durable after `files.sync_directory` of its
+    parent.
+    """
+    # The new link is renamed over the name, so that a file exists at the name at every moment.
     if not try_link(source, temporary):
         return False
     give_name(temporary, name)
@@ -68,15 +72,15 @@ def replace_name(source: AnyPath, name: AnyPath, temporary: AnyPath) -> bool:
 
 
 def give_name(source: AnyPath, name: AnyPath) -> None:
-    """Rename `source` over `name`. `source` no longer exists afterwards, also if both were names of one inode."""
+    """Rename `source` over `name`. `source` no longer exists afterwards, even if both were names of one inode."""
     rename(source, name)
-    # POSIX: a rename between two names of one inode does nothing, and both stay.
+    # According to POSIX, a rename between two names of one inode does nothing.
     if dirfd_stat.exists(source):
         unlink(source)
 
 
 def rename(source: AnyPath, target: AnyPath, *, dir_fd: int | None = None) -> None:
-    """Rename a file. It is durable after `files.sync_directory` of both parents, the target's first."""
+    """Rename a file. It is durable after `files.sync_directory` of the target's parent and then of the source's."""
     with at(source, dir_fd) as (from_fd, old), at(target, dir_fd) as (to_fd, new):
         try:
             os.rename(old, new, src_dir_fd=from_fd, dst_dir_fd=to_fd)
@@ -88,31 +92,33 @@ def rename(source: AnyPath, target: AnyPath, *, dir_fd: int | None = None) -> No
 def symlink(pointing_to: str, path: AnyPath) -> None:
     """Create the symlink `path` with this target."""
     with at(path) as (fd, name):
-        # A symlink cannot be opened to be given away: it is done by its name, and the name is in our hands.
+        # A symlink cannot be opened, so its owner is changed by its name.
         os.symlink(pointing_to, name, dir_fd=fd)
         if fd is not None:
             give_name_to_owner_of(fd, str(name))
 
 
 def make_directory(path: AnyPath, *, mode: int | None = None) -> bool:
-    """Create one directory. Return False if it exists."""
-    # `mode`: its permissions, whatever the umask leaves others; None: those of its parent, so that a store is as
-    # private or as shared as its root.
+    """Create one directory. Return False if it exists.
+
+    Its permissions are `mode`, regardless of the umask. If `mode` is missing, they are those of its parent, so that a
+    store is as private or as shared as its root.
+    """
     with at(path) as (fd, name):
         if mode is None:
             above = os.stat(os.path.dirname(name) or ".") if fd is None else os.fstat(fd)
             mode = stat.S_IMODE(above.st_mode) | _OWNER
         try:
-            os.mkdir(name, mode & _OWNER, dir_fd=fd)  # no other user gets in before the mode is right
+            os.mkdir(name, mode & _OWNER, dir_fd=fd)  # only the owner has access until the mode is set
         except FileExistsError:
             return False
-        with suppress(FileNotFoundError):  # swept away meanwhile; its next use says so
+        with suppress(FileNotFoundError):  # another process removed the directory; its next use raises an error
             _give_owner_and_mode(path, mode, fd)
     return True
 
 
 def make_missing(paths: Sequence[StorePath]) -> None:
-    """Create the missing ones of several directories in the same parent."""
+    """Create several directories in the same parent, unless they exist."""
     there = dirfd_stat.found_in(paths[0].parent, [path.name for path in paths])
     for path in paths:
         if path.name not in there:
@@ -120,8 +126,7 @@ def make_missing(paths: Sequence[StorePath]) -> None:
 
 
 def _give_owner_and_mode(path: AnyPath, mode: int, parent_fd: int | None) -> None:
-    """Set owner and mode of a new directory by its descriptor, so that a symlink in its place is not followed."""
-    # By a descriptor: between mkdir and chmod by name another user of the group could put a symlink there.
+    """Set owner and mode of a new directory through a descriptor, in case another user replaced it by a symlink."""
     made = open_directory(path, flags=os.O_NOFOLLOW)
     try:
         if parent_fd is not None:

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from ckstore.model.words import printable
 
-# ``1: FLOCK  ADVISORY  READ 4242 fd:01:131074 0 EOF``: the device is hexadecimal, the inode decimal; proc(5). A line
-# with ``->`` is of a process that waits.
+# An example of a line is ``1: FLOCK  ADVISORY  READ 4242 fd:01:131074 0 EOF``. The device is hexadecimal, and the inode
+# is decimal. A line with ``->``, for a process that waits for the lock, does not match. Source: proc(5).
 _LINE = re.compile(r"^\d+: FLOCK +\w+ +(READ|WRITE) +(-?\d+) ([0-9a-f]+):([0-9a-f]+):(\d+) ", re.MULTILINE)
 _SHOWN = 3
 
@@ -17,10 +17,10 @@ _SHOWN = 3
 class LockHolder(NamedTuple):
     """A process that has a lock."""
 
-    pid: int  # 0: it is not seen from here, as in another container
-    uid: int | None  # its user; None: it has ended meanwhile, or is not seen
-    name: str  # of its program; "?" if it has ended
-    is_shared: bool  # as readers and savers have it; a gc has the other kind
+    pid: int  # 0 if the process is not visible, as in another container
+    uid: int | None  # the user of the process; None if it has ended or is not visible
+    name: str  # the name of the program; "?" if the process has ended
+    is_shared: bool  # readers and savers hold a shared lock, and gc holds an exclusive one
 
     def __str__(self) -> str:
         if self.pid <= 0:
@@ -30,7 +30,7 @@ class LockHolder(NamedTuple):
 
 
 def lock_holders(status: os.stat_result) -> list[LockHolder]:
-    """Return the processes that have a `flock` on an inode. Empty if the kernel does not list them."""
+    """Return the processes that have a `flock` on an inode. The list is empty if ``/proc/locks`` cannot be read."""
     try:
         with open("/proc/locks", encoding="ascii", errors="replace") as file:
             text = file.read()
@@ -45,14 +45,17 @@ def lock_holders(status: os.stat_result) -> list[LockHolder]:
 
 
 def named_holders(status: os.stat_result) -> str:
-    """Return the first processes with a `flock` on an inode, as ``: PID 12 (python) of uid 1001``; may be empty."""
+    """Return a text such as ``: PID 12 (python) of uid 1001`` about other processes with a `flock` on an inode.
+
+    It names the first few. It is empty if no other process has a lock.
+    """
     found = [str(one) for one in lock_holders(status) if one.pid != os.getpid()]
     more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
     return f": {', '.join(found[:_SHOWN])}{more}" if found else ""
 
 
 def _name_of(pid: int) -> str:
-    # Another user chose it, and its command line, which can also be long.
+    # Another user may have chosen the name, so it is made printable. The command line can be long.
     try:
         with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
             return printable(file.read().strip())

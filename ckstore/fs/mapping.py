@@ -1,7 +1,7 @@
 """Map files copy-on-write, several as one contiguous range of memory, or map a shared file in memory.
 
-A private mapping of a blob costs no copy until a page is written, and the blob never changes. Python's own `mmap` keeps
-a descriptor open and cannot map a file at a given address, so the C library's function is used.
+In a private mapping of a blob, a page is only copied when the program writes to it, and the blob never changes.
+Python's `mmap` keeps a descriptor open and cannot map a file at a given address, so the C library's function is used.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 _libc = ctypes.CDLL(None, use_errno=True)
-# Without these ctypes passes and returns 32-bit integers, which cut addresses off.
+# Without these types, ctypes passes and returns 32-bit integers, which are too small for addresses.
 _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64]
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 HUGE_BYTES = 2 * 2**20
-"""Size of a huge page of x86-64, and of arm64 with pages of 4 KiB."""
+"""The size of a huge page of x86-64, and of arm64 with pages of 4 KiB."""
 _MADV_COLLAPSE = 25
-"""Since Linux 6.1, the same on all processors that ckstore runs on. Source: asm-generic/mman-common.h."""
-# From linux/mman.h; Python's mmap has no name for it.
+"""The number of this advice since Linux 6.1, on all processors that ckstore supports. Source:
+asm-generic/mman-common.h."""
+# The value is from linux/mman.h, because Python's mmap has no name for it.
 _MAP_FIXED = 0x10
 _FAILED = ctypes.c_void_p(-1).value
 _READ_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
@@ -31,22 +32,24 @@ _READ_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
 
 @dataclass(frozen=True, slots=True)
 class FilePart:
-    """The first `length` bytes of an open file. All parts of a range except the last have whole pages."""
+    """The first `length` bytes of an open file. All parts of a range except the last consist of whole pages."""
 
     fd: int
     length: int
 
 
 def map_side_by_side(parts: Iterable[FilePart], total: int) -> memoryview:
-    """Return `total` bytes of writable memory that begin with the parts, one after another. Writes are private."""
-    # A descriptor may be closed when the next part is asked for. The memory is unmapped when nothing refers to the
-    # returned view any more.
-    # Addresses first: the parts then replace pages of our own range, so MAP_FIXED never hits other memory.
+    """Return `total` bytes of writable memory that begin with the parts, one after another. Writes are private.
+
+    `parts` may close a descriptor when the next part is requested. The memory is unmapped when no object refers to the
+    returned view.
+    """
+    # The whole range is reserved first, so that MAP_FIXED replaces no other memory.
     base = _map(None, total, mmap.PROT_READ, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)
     memory = _unmapped_with(base, total)
     at = base
     for part in parts:
-        # Private and writable though the file is read-only: writes go to copies, never to the blob.
+        # A private mapping of a read-only file can be writable, because writes change copies of its pages.
         _map(at, part.length, _READ_WRITE, mmap.MAP_PRIVATE | _MAP_FIXED, part.fd)
         at += part.length
     return memory
@@ -58,9 +61,11 @@ def map_file(fd: int, nbytes: int) -> memoryview:
 
 
 def map_shared(fd: int, nbytes: int, *, writable: bool) -> memoryview:
-    """Return the first `nbytes` of a file in memory, shared by all who map it, with huge pages if possible."""
-    # It is unmapped when nothing refers to the view any more.
-    # Room to move the start to a whole huge page: the kernel maps by huge pages only from there.
+    """Return a shared mapping of the first `nbytes` of a file in memory, with huge pages if possible.
+
+    It is unmapped when no object refers to the view.
+    """
+    # The kernel uses huge pages only from an address that is a multiple of their size. So a larger range is reserved.
     room_bytes = nbytes + HUGE_BYTES
     base = _map(None, room_bytes, mmap.PROT_READ, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)
     memory = _unmapped_with(base, room_bytes)
@@ -72,7 +77,7 @@ def map_shared(fd: int, nbytes: int, *, writable: bool) -> memoryview:
 
 def gather_huge_pages(memory: memoryview) -> bool:
     """Move the pages of some shared memory into huge pages. Return False if the kernel cannot do so."""
-    # A huge page is made where at least one of its pages is there.
+    # The kernel creates each huge page of which at least one small page exists.
     first = ctypes.c_ubyte.from_buffer(memory)
     return bool(_libc.madvise(ctypes.addressof(first), len(memory), _MADV_COLLAPSE) == 0)
 
@@ -83,9 +88,9 @@ def reserve(nbytes: int) -> memoryview:
 
 
 def _unmapped_with(base: int, nbytes: int) -> memoryview:
-    """Return a view of mapped memory, which is unmapped when nothing refers to it."""
+    """Return a view of mapped memory, which is unmapped when no object refers to the view."""
     memory = (ctypes.c_ubyte * nbytes).from_address(base)
-    # Not at exit: other destructors may still use views then, and the process ends anyway.
+    # The memory is not unmapped when the process exits, because other destructors may still use views then.
     weakref.finalize(memory, _libc.munmap, base, nbytes).atexit = False
     return memoryview(memory).cast("B")
 

@@ -17,7 +17,7 @@ _FORBIDDEN = frozenset((errno.EPERM, errno.EACCES, errno.ENOSYS))
 
 def open_memory(name: str) -> int:
     """Return a descriptor of a new, empty file in memory, which the caller closes. /proc shows `name` for it."""
-    # Where a filter of system calls forbids memfd_create it is a file of ``/dev/shm`` that has lost its name.
+    # If a filter of system calls forbids memfd_create, it is a file of ``/dev/shm`` whose name was removed.
     try:
         return os.memfd_create(name, os.MFD_CLOEXEC)
     except OSError as error:
@@ -35,7 +35,7 @@ def open_memory(name: str) -> int:
         hint = "allow memfd_create, or mount a tmpfs at /dev/shm, for this container; save() needs neither"
         raise CkstoreError(msg, hint=hint) from error
     try:
-        # At once: a killed process must leave nothing in /dev/shm.
+        # The name is removed immediately, so that a process that is killed leaves no file in /dev/shm.
         os.unlink(path)
     except BaseException:
         close_quietly(fd)

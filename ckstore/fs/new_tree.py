@@ -1,9 +1,9 @@
 """A directory that is built next to its destination and published there as a whole, by one rename.
 
-Everything below it is reached by descriptors, without following a symlink. So no process that changes names meanwhile
-can redirect a write. The builder holds a shared lock on the directory. When the same user builds for the same
-destination again, the leftovers of a killed builder are removed. Names of other users in the parent are not touched,
-and the builder draws names until one is free.
+All files in it are accessed through descriptors, without following a symlink. So no process that changes names during
+the build can redirect a write. The builder holds a shared lock on the directory. When the same user builds for the same
+destination again, the leftovers of a killed builder are removed. Files of other users in the parent are not touched,
+and the builder tries random names until one is free.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from ckstore.fs import files, links, locks
 
 _CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
-# Closed to others until it is whole: the modes that the caller wants are set right before the rename.
+# Only the owner may access the tree until it is complete. The final modes are set immediately before the rename.
 _BUILD_MODE = 0o700
-# A name is lost only to another builder that sweeps it, or to one who guesses 48 random bits.
+# A try fails only if another builder removes the directory, or if another user guesses 48 random bits.
 _CREATE_TRIES = 100
 _NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
 _REPLACED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
@@ -37,19 +37,26 @@ class NewTree:
 
     def __init__(self, destination: Path, path: Path, lock: locks.DirectoryLock, mode: int) -> None:
         self.destination = destination
-        self.path = path  # where it is being built, beside the destination
+        self.path = path  # the directory in which it is built, next to the destination
         self._lock = lock
         self._modes: dict[str, int] = {"": mode}
         self._published = False
 
     @classmethod
     def beside(cls, destination: Path, *, one_file: bool = False, others: Iterable[str] = ()) -> NewTree:
-        """Begin a tree for `destination`, which may be an empty directory. Its parent must exist."""
-        # With `one_file`, `publish_file` comes at the end, and nothing may be there, nor at the names `others` in its
-        # directory. Raises BadInput: there is something else, or no parent, or one that this user may not write to, or
-        # what is made there does not stay.
+        """Begin a tree for `destination`, which may be an empty directory. Its parent must exist.
+
+        Args:
+            destination: The path at which the tree is published.
+            one_file: Whether `publish_file` publishes the tree. Then `destination` must not exist.
+            others: Names in the directory of the destination that must not exist.
+
+        Raises:
+            BadInput: A file already exists, the parent is missing or this user may not write to it, or other processes
+                remove each new directory.
+        """
         destination = Path(os.path.abspath(destination))
-        mode = 0o777 & ~_umask()  # which may fail, so before anything is made
+        mode = 0o777 & ~_umask()  # it is read first, because it may fail
         try:
             _check_free(destination, or_empty=not one_file)
             for name in others:
@@ -66,20 +73,23 @@ class NewTree:
         return cls(destination, path, lock, mode)
 
     def make_directory(self, path: str, mode: int | None = None) -> None:
-        """Create the directory `path`, relative to the tree. Its parents must exist. It gets `mode` at the end."""
-        # None: those permissions that the umask leaves of 0o777.
+        """Create the directory `path`, relative to the tree. Its parents must exist. It gets `mode` at the end.
+
+        If `mode` is missing, it gets 0o777 without the bits of the umask.
+        """
         with self._parent(path) as (parent, name):
             os.mkdir(name, _BUILD_MODE, dir_fd=parent)
         self._modes[path] = self._modes[""] if mode is None else mode
 
     @contextmanager
     def create_file(self, path: str, mode: int | None = None) -> Iterator[int]:
-        """Create the file `path` and yield a descriptor to write and read it. It is durable at the end of the block."""
-        # Its directory was made before. `mode`: None: those permissions that the umask leaves of 0o666.
-        # By the descriptor of the parent: a user who swaps a directory meanwhile cannot lead the write elsewhere.
+        """Create the file `path` and yield a descriptor to write and read it. It is durable at the end of the block.
+
+        Its directory must exist. If `mode` is missing, it gets 0o666 without the bits of the umask.
+        """
         with self._parent(path) as (parent, name), files.opened(name, _CREATE, dir_fd=parent) as fd:
             yield fd
-            # Before the fsync, so that bytes and mode become durable together.
+            # The mode is set before the fsync, so that bytes and mode become durable together.
             os.fchmod(fd, 0o666 & ~_umask() if mode is None else mode)
             os.fsync(fd)
 
@@ -94,21 +104,24 @@ class NewTree:
             os.symlink(target, name, dir_fd=parent)
 
     def set_mtime(self, path: str, mtime_ns: int) -> None:
-        """Set the modification time of a file or directory, after the last name was created in it."""
+        """Set the modification time of a file or directory. Call it after the last name was created in a directory."""
         with self._parent(path) as (parent, name):
             os.utime(name, ns=(mtime_ns, mtime_ns), dir_fd=parent, follow_symlinks=False)
 
     def publish(self) -> None:
-        """Set the modes of the directories, make everything durable, and rename the tree to its destination."""
-        # Raises BadInput: there is something at the destination now. Raises CkstoreError: all of it is there, and not
-        # known to be durable.
-        # The innermost first: a parent made durable earlier would name a directory whose own names are not.
+        """Set the modes of the directories, make everything durable, and rename the tree to its destination.
+
+        Raises:
+            BadInput: Another file exists at the destination now.
+            CkstoreError: The tree was published completely, but is not known to be durable.
+        """
+        # The innermost directories become durable first, because a directory must not be durable before its contents.
         for path in sorted(self._modes, key=lambda path: path.count("/") if path else -1, reverse=True):
             with self._directory(path) as fd:
                 os.fchmod(fd, self._modes[path])
                 os.fsync(fd)
         try:
-            # One rename over nothing or over an empty directory: at the destination is all of it or nothing (law N1).
+            # One rename publishes the whole tree or nothing (law N1). It replaces at most an empty directory.
             links.rename(self.path, self.destination)
         except OSError as error:
             if error.errno in (*links.ALREADY_THERE, errno.ENOTDIR):
@@ -118,12 +131,19 @@ class NewTree:
         self._make_durable()
 
     def publish_file(self, name: str, *, beside: Iterable[str] = ()) -> None:
-        """Rename one durable file of the tree to the destination, and remove the tree."""
-        # `beside`: files of the tree that then get their own names in its directory, in this order.
-        # Raises BadInput: there is something at the destination now, or its filesystem has no hardlinks. Raises
-        # CkstoreError: all of it is there, and not known to be durable.
+        """Publish one durable file of the tree at the destination, and remove the tree.
+
+        Args:
+            name: The name of the file in the tree.
+            beside: Files of the tree that are then linked, in this order, into the directory of the destination.
+
+        Raises:
+            BadInput: A file exists at the destination now, or the filesystem has no hardlinks.
+            CkstoreError: The file was published, but is not known to be durable, or a file of `beside` could not be
+                created.
+        """
         try:
-            # A link, not a rename: rename would overwrite a file that came to the destination meanwhile.
+            # Unlike a link, a rename would overwrite a file that another process created at the destination.
             os.link(name, self.destination, src_dir_fd=self._lock.fd, follow_symlinks=False)
         except FileExistsError as error:
             msg = f"{self.destination} exists, and ckstore overwrites nothing"
@@ -136,7 +156,7 @@ class NewTree:
         for other in beside:
             self._publish_beside(other)
         self._make_durable()
-        with suppress(OSError):  # the next builder removes what is left
+        with suppress(OSError):  # the next builder removes the rest
             _remove(self.path, self._lock)
         self._published = True
 
@@ -145,14 +165,14 @@ class NewTree:
         try:
             os.link(name, path, src_dir_fd=self._lock.fd, follow_symlinks=False)
         except OSError as error:
-            # Not as it is: a full disk would be reported as "nothing was left behind".
+            # Callers would report the OSError of a full disk with the words "nothing was left behind".
             reason = os.strerror(error.errno or 0)
             msg = f"{self.destination} is complete, but {path} cannot be created: {reason}"
             raise CkstoreError(msg, hint="remove it and write it again") from error
 
     def _make_durable(self) -> None:
         try:
-            # The rename is in memory until its parent is synced (law N2).
+            # The rename is only in memory until the parent is synced (law N2).
             files.sync_name(self.destination)
         except OSError as error:
             reason = os.strerror(error.errno or 0)
@@ -180,17 +200,17 @@ class NewTree:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            if not self._published and self._lock.fd >= 0:  # else this is a forked child, and its parent goes on
+            if not self._published and self._lock.fd >= 0:  # in a forked child, the lock has no descriptor
                 _remove(self.path, self._lock)
         except OSError:
             if error is None:
-                raise  # else the first error is the news; the next builder removes what is left
+                raise  # an earlier error is more important, and the next builder removes the rest
         finally:
             self._lock.release()
 
 
 def _begin(destination: Path) -> tuple[Path, locks.DirectoryLock]:
-    """Create the build directory and lock it, before another builder mistakes it for that of a dead builder."""
+    """Create the build directory and lock it. Return its path and the lock."""
     for _ in range(_CREATE_TRIES):
         path = destination.parent / f"{_prefix(destination)}{secrets.token_hex(6)}"
         try:
@@ -198,15 +218,14 @@ def _begin(destination: Path) -> tuple[Path, locks.DirectoryLock]:
         except FileExistsError:
             continue
         try:
-            # Locked right after mkdir; if a sweep was faster the lock fails or is on another inode, and a new name is
-            # drawn.
+            # Before it is locked, another builder may mistake the directory for a leftover and remove it.
             lock = locks.lock_shared(path)
-        except OSError as error:  # another builder was faster, or another user put something else there
+        except OSError as error:  # the directory was removed or replaced by another file
             if error.errno not in _REPLACED:
                 raise
             continue
         try:
-            # In a sticky /tmp another user can make a directory of a guessed name: never build in one of theirs.
+            # In a sticky /tmp, another user can create a directory with a guessed name. It must not be used.
             if _is_ours(lock):
                 return path, lock
         except BaseException:
@@ -222,12 +241,12 @@ def _is_ours(lock: locks.DirectoryLock) -> bool:
 
 
 def _prefix(destination: Path) -> str:
-    """Return the prefix of the names of trees for `destination`, which is short for a `destination` of any length."""
+    """Return the prefix of the names of trees for `destination`. It is short even if the destination's name is long."""
     return f".{os.fsdecode(os.fsencode(destination.name)[:100])}.ckstore-"
 
 
 def _no_parent(destination: Path, error: OSError) -> BadInput:
-    """Return the error for a missing parent of the destination."""
+    """Return the error for a destination whose parent is missing or is not a directory."""
     parent = destination.parent
     if isinstance(error, NotADirectoryError) or os.path.lexists(parent):
         msg = f"{parent} is not a directory, so {destination.name} cannot be made in it"
@@ -258,15 +277,15 @@ def _check_free(destination: Path, *, or_empty: bool = True) -> None:
 
 def remove_dead(destination: Path) -> None:
     """Remove the leftovers of killed builders of this user for the same destination."""
-    # A leftover that cannot be removed takes space and is in no one's way: no reason to fail.
+    # A leftover that cannot be removed only takes space, so errors are ignored.
     try:
         names = os.listdir(destination.parent)
-    except PermissionError:  # a directory where this user may make names and not list them
+    except PermissionError:  # this user may create names in the directory, but not list them
         return
     for name in names:
         if name.startswith(_prefix(destination)):
             path = destination.parent / name
-            # The builder holds a shared lock as long as it lives: the process that gets this one knows that it died.
+            # A living builder holds a shared lock. So if this lock is granted, the builder is dead.
             with suppress(OSError, InUse), locks.lock_exclusive(path, timeout_s=0.0) as lock:
                 if _is_ours(lock):
                     _remove(path, lock)
@@ -274,7 +293,7 @@ def remove_dead(destination: Path) -> None:
 
 def remove_published(path: Path) -> None:
     """Remove a published tree. It is renamed first, so that no other process finds a part of it."""
-    # If this process dies meanwhile, `remove_dead` of the same path finds the rest.
+    # If this process dies before the end, the next `remove_dead` of the same path removes the rest.
     hidden = path.parent / f"{_prefix(path)}{secrets.token_hex(6)}"
     links.rename(path, hidden)
     files.sync_name(hidden)
@@ -283,9 +302,9 @@ def remove_published(path: Path) -> None:
 
 
 def _remove(path: Path, lock: locks.DirectoryLock) -> None:
-    """Remove the locked tree. A directory in it may already have lost its permissions."""
-    # If another user put something at `path` meanwhile, only an empty directory is removed. A failure is tried once
-    # more: on a shared filesystem one call in the middle may find a stale handle.
+    """Remove the locked tree, even if a directory in it already has its final permissions."""
+    # The contents are removed through the descriptor. If another user replaced `path`, only an empty directory is
+    # removed there. After an error it tries once more, because a call on a shared filesystem may get a stale handle.
     try:
         _empty(lock.fd)
         os.rmdir(path)
@@ -295,7 +314,7 @@ def _remove(path: Path, lock: locks.DirectoryLock) -> None:
 
 
 def _empty(fd: int) -> None:
-    """Remove everything in an open directory of any depth. Deeper directories are moved up first."""
+    """Remove everything in an open directory of any depth. Nested directories are moved up first."""
     while names := os.listdir(fd):
         for name in names:
             if not _opened_up(name, fd):
@@ -304,7 +323,7 @@ def _empty(fd: int) -> None:
             with files.opened(name, _DIRECTORY, dir_fd=fd) as inner:
                 for deeper in os.listdir(inner):
                     if _opened_up(deeper, inner):
-                        # Up by one level under a random name, so nothing recurses and no path gets longer.
+                        # The directory moves up by one level, so neither recursion nor long paths are needed.
                         os.rename(deeper, secrets.token_hex(8), src_dir_fd=inner, dst_dir_fd=fd)
                     else:
                         os.unlink(deeper, dir_fd=inner)
@@ -312,23 +331,24 @@ def _empty(fd: int) -> None:
 
 
 def _opened_up(name: str, dir_fd: int) -> bool:
-    """Whether this is a directory. Its owner may list and change it afterwards."""
+    """Whether this is a directory. If so, its owner may list and change it afterwards."""
     status = os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
     if not stat.S_ISDIR(status.st_mode):
         return False
     if status.st_mode & _BUILD_MODE != _BUILD_MODE:
         with files.opened(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=dir_fd) as fd:
-            # fchmod refuses an O_PATH descriptor, and the mode may forbid any other open.
-            os.chmod(f"/proc/self/fd/{fd}", _BUILD_MODE)  # by a name it might be another one
+            # fchmod refuses an O_PATH descriptor, and the mode may forbid any other open. The directory's name may have
+            # been given to another file.
+            os.chmod(f"/proc/self/fd/{fd}", _BUILD_MODE)
     return True
 
 
 def _umask() -> int:
-    """Return the umask without changing it, because another thread may create a file meanwhile."""
+    """Return the umask without changing it, because other threads may create files at the same time."""
     with open("/proc/self/status", encoding="utf-8", errors="surrogateescape") as lines:
         for line in lines:
             if line.startswith("Umask:"):
                 return int(line.split()[1], 8)
-    mask = os.umask(0o077)  # a kernel older than 4.7
+    mask = os.umask(0o077)  # kernels before 4.7 do not report the umask
     os.umask(mask)
     return mask

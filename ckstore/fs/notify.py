@@ -16,19 +16,17 @@ from ckstore.fs.dirfd_stat import AnyPath
 _IN_CREATE, _IN_MOVED_TO = 0x100, 0x80
 _IN_Q_OVERFLOW, _IN_IGNORED = 0x4000, 0x8000
 _IN_DELETE_SELF, _IN_MOVE_SELF = 0x400, 0x800
-# After any of these names may have been missed, so the caller has to list the directory itself.
+# After one of these events, names may have been missed, so the caller must list the directory.
 _LOST = _IN_Q_OVERFLOW | _IN_IGNORED | _IN_DELETE_SELF | _IN_MOVE_SELF
 _EVENT = struct.Struct("iIII")
-# Room for two hundred events with the longest names, so that a burst takes few reads.
+# The buffer holds two hundred events with the longest names.
 _BUFFER_BYTES = 64 * 1024
 _UNAVAILABLE = (errno.ENOSYS, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.ENOMEM, errno.EACCES, errno.EPERM)
-"""The kernel has no inotify, or this user has reached the limit of watches."""
+"""Errors which show that the kernel has no inotify, or that this user has reached a limit."""
 
 
 class Watch:
-    """Watches a directory of this host for new names; a context manager."""
-
-    # It does not see the changes that other hosts make on a shared filesystem.
+    """Reports new names in a directory; a context manager. Changes by other hosts are not reported."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -39,7 +37,7 @@ class Watch:
         libc = ctypes.CDLL(None, use_errno=True)
         try:
             fd = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
-        except AttributeError:  # a C library without it
+        except AttributeError:  # the C library has no inotify
             return None
         if fd < 0:
             _raise_unless_unavailable(ctypes.get_errno())
@@ -48,8 +46,8 @@ class Watch:
         try:
             with files.opened_directory(directory) as opened:
                 mask = _IN_CREATE | _IN_MOVED_TO | _IN_DELETE_SELF | _IN_MOVE_SELF
-                # By the descriptor's path in /proc: inotify takes paths only, and one below the store could lead
-                # elsewhere (rule N).
+                # inotify needs a path, and a path in the store could be redirected by a symlink (rule N). The path of
+                # the descriptor in /proc cannot.
                 added = libc.inotify_add_watch(fd, os.fsencode(f"/proc/self/fd/{opened}"), mask)
                 code = ctypes.get_errno()
         except BaseException:
@@ -62,10 +60,13 @@ class Watch:
         return watch
 
     def wait(self, timeout_s: float) -> set[str] | None:
-        """Return the new names, empty after `timeout_s`. None if some were lost or the directory is no longer there."""
+        """Return the new names, or an empty set after `timeout_s`.
+
+        Return None if names were lost, or if the directory was moved or deleted.
+        """
+        # select does not support descriptors above 1023, which a trainer with many open files has.
         waiting = select.poll()
         waiting.register(self._fd, select.POLLIN)
-        # poll, not select: a trainer with many open files has descriptors above 1023.
         waiting.poll(max(timeout_s, 0.0) * 1000)
         names: set[str] = set()
         while True:

@@ -36,63 +36,62 @@ _KINDS = {
 class Entry:
     """A file, directory or symlink, with its status at the time of the listing."""
 
-    path: str  # relative to where it is kept, with slashes
+    path: str  # the relative path under which it is stored, with slashes
     where: StorePath
     kind: Kind
     mode: int  # permission bits
     nbytes: int
-    # A change of one of these says that it was touched.
+    # If one of the following values differs later, the file was changed.
     mtime_ns: int
     ctime_ns: int
     inode: int
     st_dev: int
-    target: str = ""  # what a symlink holds
+    target: str = ""  # the target of a symlink
 
     def read_into(self, offset: int, out: memoryview) -> None:
-        """Read bytes of the file."""
-        # Raises StateChanged: it is not the file any more that was looked at.
+        """Fill `out` with the bytes of the file from `offset`. Raise `StateChanged` if the file was changed."""
         was = (self.inode, self.st_dev, self.nbytes, self.mtime_ns, self.ctime_ns)
         try:
             fd = open_at(self.where, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
             try:
-                # On the open descriptor, not by name: the file that is read is the one that is compared.
+                # The status of the descriptor is that of the file that is read. The name may have got another file.
                 now = os.fstat(fd)
                 if was != (now.st_ino, now.st_dev, now.st_size, now.st_mtime_ns, now.st_ctime_ns):
                     raise changed(self.path)
                 done = 0
                 while done < len(out):
                     count = os.preadv(fd, [out[done:]], offset + done)
-                    # Shorter than it was: a program truncated it between the look and the read.
+                    # Another program truncated the file after its status was read.
                     if count == 0:
                         raise changed(self.path)
                     done += count
             finally:
                 os.close(fd)
         except OSError as error:
-            if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):  # gone, or a symlink in its place
+            if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):  # it was removed or replaced by a symlink
                 raise changed(self.path) from error
             raise
 
     def content(self) -> bytes:
-        """Return the bytes of the file. The caller has checked its size."""
+        """Return the bytes of the file. The caller must check its size before."""
         data = bytearray(self.nbytes)
         self.read_into(0, memoryview(data))
         return bytes(data)
 
 
 def changed(path: str) -> StateChanged:
-    """Return the error for a file that a program changes while it is read."""
+    """Return the error for a file that another program changed while it was read."""
     msg = f"{path} was changed while it was being read; nothing was published"
     return StateChanged(msg, hint="wait until the program that writes there is done, then commit again")
 
 
 def foreign(path: str | os.PathLike[str]) -> StorePath:
-    """Return the place of a folder of another program, which a user named."""
+    """Return the place of a folder of another program. `path` is the path that the user gave."""
     return StorePath(os.path.abspath(path), is_foreign=True)
 
 
 def look_at(where: StorePath, path: str) -> Entry:
-    """Return the file at `where`, which is stored under `path`."""
+    """Return the entry for the file at `where`, which is stored under `path`."""
     with at(where) as (parent, name):
         return _entry(where, path, name, parent)
 
@@ -131,9 +130,12 @@ def kind_of(mode: int) -> str:
 
 
 def walk(where: StorePath, path: str = "") -> Iterator[Entry]:
-    """Yield all files below the directory `where`, each directory before its contents, sorted by name."""
-    # Raises CannotStore: something else than a file, directory or symlink, or directories that are nested too deep.
-    # A stack, not recursion: a folder of another program may be nested deeper than Python's limit.
+    """Yield all files below the directory `where`, each directory before its contents, sorted by name.
+
+    Raises:
+        CannotStore: An entry is not a file, directory or symlink, or directories are nested too deep.
+    """
+    # A stack is used, because a folder of another program may be nested deeper than Python's limit of recursion.
     waiting = _entries_of(where, path)
     while waiting:
         entry = waiting.pop()
@@ -148,14 +150,16 @@ def walk(where: StorePath, path: str = "") -> Iterator[Entry]:
 def _entries_of(where: StorePath, path: str) -> list[Entry]:
     """Return the entries of a directory in reverse order of names."""
     with files.opened_directory(where) as fd:
-        # Reversed, since the stack gives the last one first: so manifests of equal folders are equal.
+        # The names are sorted, so that equal folders have equal manifests. The caller takes the last entry first.
         names = sorted(os.listdir(fd), reverse=True)
         return [_entry(where / name, f"{path}/{name}" if path else name, name, fd) for name in names]
 
 
 def files_below(top: Path) -> Iterator[Path]:
-    """Yield all files below a directory, except directories. Unreadable ones are skipped, symlinks not followed."""
-    # Nothing recurses. Where a path gets longer than the kernel takes, the walk ends.
+    """Yield all files below a directory, except directories, without following symlinks.
+
+    Unreadable directories are skipped, and so are directories whose path is too long for the kernel.
+    """
     waiting = [os.fspath(top)]
     while waiting:
         folder = waiting.pop()

@@ -21,7 +21,7 @@ _OVERLAY = (
 
 
 def cause_of(paths: Iterable[str | bytes]) -> str:
-    """Return why files cannot be moved or linked between these paths of a store; empty if that is unknown."""
+    """Return the reason why files cannot be moved or linked between these paths of a store, or "" if it is unknown."""
     folders = []
     for path in (Path(os.fsdecode(path)) for path in paths):
         if path.is_dir():
@@ -32,13 +32,13 @@ def cause_of(paths: Iterable[str | bytes]) -> str:
         if said := said_of_projects(folders):
             return f"{said}; {ONE_PROJECT}"
         kinds = {mounts.examine(folder, layers=1).kind for folder in folders}
-    except OSError:  # a directory was removed or may not be read: then the error itself is all that is known
+    except OSError:  # a directory was removed or cannot be read
         return ""
     return _OVERLAY if "overlay" in kinds else ""
 
 
 def said_of_projects(folders: Iterable[AnyPath]) -> str:
-    """Return a sentence about directories with different project ids, or an empty text if all have one id."""
+    """Return a sentence about directories with different project ids. It is empty if their ids are equal or missing."""
     found = {project_of(folder): folder for folder in folders}
     if None in found or len(found) < 2:
         return ""
@@ -51,7 +51,7 @@ def project_of(folder: AnyPath) -> int | None:
     fd = open_directory(folder)
     try:
         answer = fcntl.ioctl(fd, _FS_IOC_FSGETXATTR, bytes(_FSXATTR.size))
-    except OSError:  # a filesystem without them
+    except OSError:  # the filesystem has no project ids
         return None
     finally:
         os.close(fd)

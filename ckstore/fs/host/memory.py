@@ -12,7 +12,7 @@ _MEMINFO = "/proc/meminfo"
 _OWN_GROUPS = "/proc/self/cgroup"
 _MOUNTS = "/proc/self/mountinfo"
 _NO_LIMIT_BYTES = 2**62
-"""The greatest number of whole pages is the value of a version 1 group without a limit."""
+"""A control group whose limit is this number of bytes or more has no limit. Then version 1 reports almost 2**63."""
 
 
 class _Files(NamedTuple):
@@ -31,15 +31,17 @@ class Left(NamedTuple):
     """The remaining memory under one limit."""
 
     nbytes: int
-    where: str  # which limit it is, as the end of a sentence
+    where: str  # the name of the limit, as the end of a sentence
 
     def __str__(self) -> str:
         return f"{size_text(self.nbytes)} are available {self.where}"
 
 
 def left() -> Left | None:
-    """Return the memory left under the tightest limit before the kernel kills a process, or None without a limit."""
-    # Page cache and swap count as free, of the machine and of each control group that has a limit.
+    """Return the memory that remains under the tightest limit, or None if no limit is known.
+
+    Page cache counts as free, and so does the swap space of the machine.
+    """
     found = []
     machine = _numbers(_MEMINFO)
     if "MemAvailable:" in machine:
@@ -57,7 +59,7 @@ def _of_groups() -> Iterator[Left]:
     """Yield the remaining memory in the control groups of this process and their parents, of both versions."""
     own = [line.split(":", 2) for line in _read(_OWN_GROUPS).splitlines()]
     for root, mount, kind, options in _mounts():
-        # On a host with both versions the memory controller is in one of the two trees only.
+        # On a host with both versions, only one of the two trees has the memory controller.
         if kind == "cgroup2":
             files, paths = _VERSION_2, [path for _, names, path in own if not names]
         else:
@@ -65,10 +67,10 @@ def _of_groups() -> Iterator[Left]:
         if not paths or (kind == "cgroup" and "memory" not in options.split(",")):
             continue
         path = paths[0]
-        # In a container the mount shows a part of the tree, and the path may be that of the host.
+        # In a container, the mount shows a part of the tree, and the path of the group may be that on the host.
         inner = f"{path}/".removeprefix(f"{root}/".replace("//", "/")) if f"{path}/".startswith(root) else ""
         names = [name for name in inner.split("/") if name]
-        # Every group above counts too: the tightest of all limits is the one that kills.
+        # The limits of all parent groups apply as well.
         for depth in range(len(names), -1, -1):
             yield from _of_group("/".join((mount, *names[:depth])), files)
 
@@ -101,5 +103,5 @@ def _read(path: str) -> str:
     try:
         with open(path, encoding="ascii", errors="replace") as file:
             return file.read()
-    except OSError:  # not this kernel, not this user, or no such group any more
+    except OSError:  # the kernel has no such file, this user may not read it, or the group was removed
         return ""

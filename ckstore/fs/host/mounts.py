@@ -17,7 +17,7 @@ from ckstore.fs.dirfd_stat import open_descriptor
 from ckstore.fs.host import statfs
 from ckstore.model.doctor.place import JOURNALED, PlaceFacts
 
-# A false table of mounts could contain a cycle, so the number of layers is limited.
+# The number of layers is limited, because a false table of mounts could contain a cycle.
 _MOST_LAYERS = 4
 _NOT_SHOWN = (FileNotFoundError, NotADirectoryError, PermissionError)
 """The errors if ``/proc`` is missing, is not the kernel's, or hides the file. Any other error is raised."""
@@ -147,7 +147,7 @@ def _upper_layer(mount: _Mount) -> Path | None:
 def _folder_of_loop(disk: str) -> Path | None:
     """Return the directory of the file behind a loop device, or None if it is not reachable."""
     here = Path(os.path.realpath(f"/sys/class/block/{disk}"))
-    for folder in (here, here.parent):  # for a partition, that of its disk
+    for folder in (here, here.parent):  # a partition uses the file of its disk
         try:
             file = Path(os.fsdecode((folder / "loop/backing_file").read_bytes()).rstrip("\n"))
         except OSError:

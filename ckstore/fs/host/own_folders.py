@@ -17,20 +17,22 @@ _PRIVATE = 0o700
 
 
 def cache_folder() -> Path | None:
-    """Return the folder for ckstore's files on this host, in the user's cache, or None if no folder is suitable."""
-    # It need not exist. A home on a shared filesystem is passed over, since all hosts have it, and so is one of another
-    # user, as ``sudo`` may leave it, or none: then it is below ``/var/tmp`` or ``/tmp``.
+    """Return the folder for ckstore's files on this host, in the user's cache, or None if no folder is suitable.
+
+    The folder need not exist. It is in ``/var/tmp`` or ``/tmp`` if the home is missing, is on a filesystem that other
+    hosts share, or belongs to another user, as it may after ``sudo``.
+    """
     for folder in _candidates():
         try:
             existing = next(path for path in (folder, *folder.parents) if path.is_dir())
-        except PermissionError:  # this user may not look into it
+        except PermissionError:  # this user may not access it
             continue
         if examine(existing).other_hosts:
             continue
         if str(folder.parent) in _TEMPORARY:
             is_suitable = _is_ours(folder)
         else:
-            # After sudo, HOME can be another user's: root's files there would stay in the way of that user.
+            # After sudo, HOME can be that of another user, who could not change files that root creates there.
             is_suitable = os.stat(existing).st_uid == os.geteuid() and os.access(existing, os.W_OK | os.X_OK)
         if is_suitable:
             return folder
@@ -38,18 +40,20 @@ def cache_folder() -> Path | None:
 
 
 def note_once(folder: str, name: str) -> bool:
-    """Create an empty file `name` in a folder of the user's cache. Return False if it exists."""
-    # Where there is no cache, or it cannot be written, nothing is noted and this returns True: it is a convenience.
+    """Create an empty file `name` in a folder of the user's cache. Return False if it exists.
+
+    If the file cannot be created, return True.
+    """
     cache = cache_folder()
     if cache is None:
         return True
     try:
         make_private(cache / folder)
-        # O_EXCL decides between two processes: one of them makes it, and only that one says the notice.
+        # With O_EXCL, only one of two processes creates the file and shows the notice.
         os.close(open_descriptor(cache / folder / name, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, 0o600))
     except FileExistsError:
         return False
-    except OSError:  # a full disk, a home that cannot be written
+    except OSError:  # for example, the disk is full, or the home is not writable
         return True
     return True
 
@@ -63,7 +67,7 @@ def forget(folder: str) -> None:
 
 def _candidates() -> Iterator[Path]:
     named = os.environ.get("XDG_CACHE_HOME", "")
-    if os.path.isabs(named):  # others are to be ignored, says the XDG Base Directory Specification
+    if os.path.isabs(named):  # the XDG Base Directory Specification requires that relative paths are ignored
         yield Path(named, "ckstore")
     elif os.path.isabs(home := os.path.expanduser("~")):
         yield Path(home, ".cache", "ckstore")
@@ -77,8 +81,7 @@ def _is_ours(folder: Path) -> bool:
         status = os.stat(folder, follow_symlinks=False)
     except FileNotFoundError:
         return True
-    # Anyone may make names in /tmp, so a folder there could be a trap: it counts only if no other user can write to
-    # it.
+    # Every user may create a folder in /tmp, so the folder is only used if no other user can write to it.
     open_to_others = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not open_to_others
 
@@ -86,7 +89,7 @@ def _is_ours(folder: Path) -> bool:
 def make_private(folder: Path) -> None:
     """Create a directory and its missing parents for this user only. Existing directories remain unchanged."""
     missing = []
-    # Each level on its own, since os.makedirs gives the mode to the last one only.
+    # The levels are created one by one, because os.makedirs sets the mode of the last one only.
     while not folder.is_dir():
         missing.append(folder)
         folder = folder.parent

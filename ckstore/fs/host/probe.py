@@ -1,4 +1,4 @@
-"""Test whether a filesystem supports the operations of a store. `fs/host/mounts` determines which filesystem it is."""
+"""Test whether a filesystem supports the operations of a store. `fs/host/mounts` determines its type."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ TRY_PREFIX = ".try-"
 """Prefix of the temporary names that `try_links` creates."""
 
 _OWN_PREFIX = "try-"
-# Each try loses only if another process opens the store in the same moment and sweeps the directory as dead.
+# A try fails only if another process that opens the store at the same time removes the directory as a leftover.
 _TRIES = 20
 _UNABLE = (errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS, errno.EINVAL, errno.ENOTTY)
-"""Errors which show that a filesystem does not support an operation at all. Other errors concern only this attempt."""
+"""Errors which show that a filesystem does not support an operation. Other errors only concern this attempt."""
 
-# Of inode and mount: a bind mount of the same directory can refuse links across it, so it is tried for itself.
+# The stores that this process has tested, as device, inode and id of the mount. A bind mount of the same directory is
+# tested separately, because links across it can fail.
 _able: set[tuple[int, int, int]] = set()
 
 
@@ -49,8 +50,14 @@ def misplaced(root: StorePath, directories: Sequence[StorePath]) -> tuple[str, .
 def check_able(
     root: StorePath, directories: Sequence[StorePath], staging: StorePath, linked: Sequence[StorePath]
 ) -> None:
-    """Raise unless a store works in this place. Links are tested once for each store and mount in a process."""
-    # `directories`: all of the store, see `misplaced`. `linked`: those that files in `staging` are linked or moved to.
+    """Raise unless a store works in this place. Links are tested once for each store and mount in a process.
+
+    Args:
+        root: The root of the store.
+        directories: All directories of the store, see `misplaced`.
+        staging: The directory in which links are tested.
+        linked: The directories into which files of `staging` are linked or moved.
+    """
     if found := misplaced(root, directories):
         msg = f"the store cannot be written: {'; '.join(found)}"
         raise UnsafePlace(
@@ -58,17 +65,19 @@ def check_able(
         )
     status = os.stat(root.path)
     key = (status.st_dev, status.st_ino, mount_id(root.path) or 0)
-    # Once a process: the trial costs a dozen system calls, and a filesystem does not change below a mount.
+    # The test takes a dozen system calls, and the filesystem of a mount does not change. So one test is enough.
     if key not in _able:
         try_links(staging, linked)
         _able.add(key)
 
 
 def try_links(staging: StorePath, others: Sequence[StorePath]) -> None:
-    """Test the hardlinks and renames that a store needs between its directories."""
-    # And that names that differ in case are two: else runs and tags would be one that are not. It is done in a
-    # directory of its own in `staging`, which is locked meanwhile as that of a save is; so the leftovers of a killed
-    # process differ from the trial of a living one (`remove_leftovers`).
+    """Test the hardlinks and renames that a store needs, and whether names that differ only in case are different.
+
+    Otherwise, two runs or tags could have the same name.
+    """
+    # The test uses a new directory in `staging`, and locks it as a save does. So `remove_leftovers` can distinguish a
+    # running test from the leftovers of a killed process.
     name, lock = _own_directory(staging)
     own = lock.inside
     made: list[StorePath] = []
@@ -81,11 +90,10 @@ def try_links(staging: StorePath, others: Sequence[StorePath]) -> None:
         _try_between(staging, name, own, others, made)
     finally:
         try:
-            # Names before the directory: rmdir takes an empty directory only.
             for path in made:
-                with suppress(FileNotFoundError):  # gc takes what lies in trash
+                with suppress(FileNotFoundError):  # gc removes files from trash
                     links.unlink(path)
-            with suppress(OSError):  # a name that could not be removed is left to the next who opens the store
+            with suppress(OSError):  # the next process that opens the store removes the rest
                 links.remove_directory(staging / name)
         finally:
             lock.release()
@@ -95,7 +103,7 @@ def _own_directory(staging: StorePath) -> tuple[str, locks.DirectoryLock]:
     for _ in range(_TRIES):
         name = f"{_OWN_PREFIX}{uuid.uuid4().hex[:12]}"
         links.make_directory(staging / name)
-        with suppress(FileNotFoundError):  # another process swept it as dead: make another
+        with suppress(FileNotFoundError):  # another process removed it as a leftover
             return name, locks.lock_shared(staging / name)
     msg = f"{_TRIES} directories in {staging} were removed by other processes as soon as they were made"
     raise OSError(errno.EAGAIN, msg)
@@ -110,15 +118,16 @@ def _try_between(
         _try(f"link from {staging.name}/ into", directory, partial(links.link, first, path))
         made.append(path)
         _try_case(path)
-        statx.refresh(first)  # the cache of a network filesystem may have the count of before
-        # gc goes by the link count; on a filesystem that does not count, it would free what checkpoints use.
+        statx.refresh(first)  # the cache of a network filesystem may have the old link count
+        # gc relies on the link count. On a filesystem without link counts, it would free blobs that checkpoints use.
         if dirfd_stat.status(first).st_nlink < 2:
             raise UnsafePlace(f"{staging.top}: hardlinks are not counted there", hint="use ext4, XFS or btrfs")
-        # Renamed back as gc and deletions do: a quota or an ACL can allow a link into a folder and no rename from it.
+        # gc and deletions rename files out of a directory. A quota or an ACL can forbid this and still allow links into
+        # the directory.
         back = own / directory.name
         try:
             _try(f"rename from {directory.name}/ into", staging, partial(links.rename, path, back))
-        except FileNotFoundError:  # gc took it from trash
+        except FileNotFoundError:  # gc removed it from trash
             continue
         made.append(back)
 
@@ -153,7 +162,7 @@ def remove_leftovers(staging: StorePath, others: Sequence[StorePath]) -> None:
     """Remove names that killed processes left while they tested links. Names of running processes remain."""
     for directory in others:
         for name in dirfd_stat.names(directory):
-            # Its owner removes it before its own directory, which no other process does while it lives.
+            # While a test runs, its directory in `staging` exists. A test removes that directory last.
             if name.startswith(TRY_PREFIX) and not dirfd_stat.exists(staging / name[1:]):
-                with suppress(FileNotFoundError, PermissionError):  # in a sticky directory only its owner may
+                with suppress(FileNotFoundError, PermissionError):  # in a sticky directory, only the owner may remove
                     links.unlink(directory / name)

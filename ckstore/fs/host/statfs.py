@@ -7,7 +7,8 @@ import os
 from pathlib import Path
 
 BTRFS = 0x9123683E
-"""From ``linux/magic.h``, like the numbers below, or from the sources of the filesystem."""
+"""The number of the type btrfs. This number and those below are from ``linux/magic.h`` or from the sources of the
+filesystems."""
 _OF_THIS_MACHINE = frozenset(
     {BTRFS, 0xEF53, 0x58465342, 0x01021994, 0x858458F6, 0x794C7630}  # ext2 to ext4, XFS, tmpfs, ramfs, overlay
     | {0xF2F52010, 0x2FC12FC1, 0xCA451A4E, 0x4D44, 0x2011BAB0, 0x52654973, 0x3153464A}  # F2FS, ZFS, bcachefs, FAT …
@@ -28,7 +29,7 @@ _SHARED = {
 }
 
 _SIZE = 256
-"""The kernel's structure has at most 120 bytes. Its first member, a long, is the number."""
+"""The size of the buffer, in bytes. The kernel's structure has at most 120. Its first member, a long, is the number."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -43,8 +44,10 @@ def magic_number(path: Path) -> int:
 
 
 def kind_by_number(path: Path) -> str:
-    """Return the type of the filesystem of `path` if the table of mounts is not available."""
-    # Empty for one of this machine, whose options and layers only the table tells; of one whose number is not known
-    # here the number, as ``0x1234``.
+    """Return the type of the filesystem of `path`, for use if the table of mounts is not available.
+
+    The result is empty for a filesystem of this machine, whose options and layers only the table contains. For an
+    unknown type, it is the number, as ``0x1234``.
+    """
     number = magic_number(path)
     return "" if number in _OF_THIS_MACHINE else _SHARED.get(number, f"{number:#x}")
