@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 from ckstore.errors import AmbiguousRef, BadInput, CkstoreError, NoSuchRef, RemoteError
 from ckstore.model.checkpoint.refs import VERIFIED_KINDS, Ref, parse_ref, resolve, why_skipped
@@ -40,21 +41,41 @@ def find_on_remote(source: Source, text: str, *, run: str | None, hash_prefix: s
             place, reason = next(iter(reasons.items()))
             message = f"{ref}: every checkpoint at {source.name} is skipped, such as {place.name} ({reason})"
             raise NoSuchRef(message, hint="latest names the newest one")
-        return _newest(source, chosen, Ref(ref.run, "latest", "latest"), hash_prefix)
+        return _newest(source, chosen, ref, hash_prefix)
     if ref.kind == "best":  # by the metrics of the manifests, which is slow; only users ask for it, and rarely
         there = facts_of(source, source.places("" if ref.run is None else f"{ref.run}/"), hash_prefix)
-        best = resolve(ref, [*there.values()], {})
+        best = _resolved(source, ref, [*there.values()])
         return next(place for place in there if place.id == best.id)
     if ref.kind not in ("step", "tag", "id"):
         raise BadInput(f"{ref}: a ref of the kind {ref.kind} cannot be resolved at a remote", hint="write RUN@STEP")
     places = source.places()
-    # Steps replace the commit order here: the order only decides which neighbours a message suggests.
-    stubs = [CheckpointInfo(place.id, place.run, place.step, place.step, "", 0, 0, 0, 0, "") for place in places]
-    named = resolve(ref, stubs, {})
+    named = _resolved(source, ref, [_stub(place) for place in places], tags)
     same = [place for place in places if place.run_step == named.key.run_step]
     if ref.kind == "id" or len(same) == 1:
         return next(place for place in same if place.id == named.id)
     return _newest(source, same, ref, hash_prefix)
+
+
+def _stub(place: Place) -> CheckpointInfo:
+    """Return the facts that a listing has. Steps replace the commit order, which decides what a message suggests."""
+    return CheckpointInfo(place.id, place.run, place.step, place.step, "", 0, 0, 0, 0, "")
+
+
+def _resolved(
+    source: Source, ref: Ref, found: Sequence[CheckpointInfo], tags: Mapping[str, Place] = MappingProxyType({})
+) -> CheckpointInfo:
+    """Return the checkpoint that a ref names. An error names the source, because the store may have what it lacks."""
+    if not any(ref.run in (None, info.run) for info in found):
+        raise _none_at(source, ref)
+    try:
+        return resolve(ref, found, {name: _stub(place).key.any_generation for name, place in tags.items()})
+    except NoSuchRef as error:
+        raise NoSuchRef(f"{source.name}: {error.message}", hint=error.hint, command_hint=error.command_hint) from error
+
+
+def _none_at(source: Source, ref: Ref) -> NoSuchRef:
+    of_run = "" if ref.run is None else f" of the run {ref.run!r}"
+    return NoSuchRef(f"{ref}: {source.name} has no checkpoint{of_run}")
 
 
 def _place_of_tag(source: Source, ref: Ref, place: Place) -> Place:
@@ -74,8 +95,7 @@ def _newest(source: Source, places: Sequence[Place], ref: Ref, hash_prefix: str)
         msg = f"{ref}: {source.name} has {len(runs)} runs: {', '.join(runs[:5])}"
         raise AmbiguousRef(msg, hint=f"write {runs[0]}@{ref.value}")
     if not places:
-        of_run = "" if ref.run is None else f" of the run {ref.run!r}"
-        raise NoSuchRef(f"{ref}: {source.name} has no checkpoint{of_run}")
+        raise _none_at(source, ref)
     if len(places) == 1:
         return places[0]
     found = facts_of(source, places, hash_prefix)

@@ -183,6 +183,22 @@ def test_every_kind_of_ref_can_be_pulled(store: Store, other: Store) -> None:
         other.pull("latest", remote)
 
 
+def test_an_error_about_a_ref_names_the_remote_that_lacks_it(store: Store) -> None:
+    store.save(state(2), step=2)
+    store.tag("best", 2)
+    _, remote = new_remote(store.settings)
+    id = store.info(2).id
+    for ref in (2, "second@2", "best", id, "latest", "latest-healthy", "best:loss"):
+        with pytest.raises(NoSuchRef, match=rf"^{ref}: {remote} has no checkpoint"):
+            store.pull(ref, remote)
+    store.push(1, remote)
+    for ref, says in ((2, "there is no step 2"), ("best", "there is no tag 'best'"), (id, "no id begins")):
+        with pytest.raises(NoSuchRef, match=rf"^{remote}: {ref}: {says}"):
+            store.pull(ref, remote)
+    with pytest.raises(NoSuchRef, match=rf"^second@2: {remote} has no checkpoint of the run 'second'"):
+        store.pull("second@2", remote)
+
+
 def test_the_best_by_a_metric_is_found_as_in_a_store(store: Store, other: Store) -> None:
     for step, loss in ((2, 1.0), (3, 3.0)):
         store.save(state(step), step=step, metrics={"loss": loss})

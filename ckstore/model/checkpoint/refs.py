@@ -260,7 +260,7 @@ def _by_tag(ref: Ref, candidates: Sequence[CheckpointInfo], tags: Mapping[str, C
             more = f"{hint}; commands that take several refs have the option --run {ref}"
             raise NoSuchRef(f"{ref} is a run, not a tag", hint=hint, command_hint=more)
         near = _near(ref.value, tags)
-        known = f", only {_some(near)}" if near else ", and the store has no tags"
+        known = f", only {_some(near)}" if near else ", and no other tag exists"
         raise NoSuchRef(f"{ref}: there is no tag {ref.value!r}{known}", hint=_meant(ref) or _latest_hint(candidates))
     key = tags[ref.value]
     if ref.run not in (None, key.run):

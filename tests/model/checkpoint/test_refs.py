@@ -164,7 +164,7 @@ def test_a_miss_says_what_there_is(text: str, message: str) -> None:
 def test_an_empty_store_and_a_store_without_tags_say_so() -> None:
     with pytest.raises(NoSuchRef, match=r"^latest: the store has no checkpoints"):
         resolve(parse_ref("latest"), [], {})
-    with pytest.raises(NoSuchRef, match="there is no tag 'best', and the store has no tags"):
+    with pytest.raises(NoSuchRef, match="there is no tag 'best', and no other tag exists"):
         resolve(parse_ref("best"), STORE, {})
 
 
