@@ -129,6 +129,16 @@ def region(target: npt.NDArray[Any], leaf: LeafRecord) -> Region | None:
     return Region(flat.ctypes.data, flat.nbytes, flat.data)
 
 
+def address_of(target: npt.NDArray[Any]) -> int:
+    """Return the address at which the memory of an array begins, or 0 if it has no elements."""
+    return target.ctypes.data if target.size else 0
+
+
+def elements_key(target: npt.NDArray[Any]) -> object:
+    """Return a value that is equal for arrays with the same elements of the same memory."""
+    return address_of(target) or id(target), target.dtype, target.shape, target.strides
+
+
 def fill(target: npt.NDArray[Any], found: object) -> int:
     """Copy the values of an array of the same dtype and shape into `target`, bit for bit; return 0."""
     values: Any = found

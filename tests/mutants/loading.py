@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 _SINCE = "tests/integrations/test_dcp_since.py"
+_REPORTS = "tests/ops/read/test_since.py::test_a_load_that_was_not_given_a_report_ends_it_as_well"
 _PARTS = "tests/tensors/targets/test_own_loaders.py"
 _REPORTED = "tests/ops/read/test_own_loaders.py::test_what_parts_report_is_a_difference_and_all_parts_are_as_they_were"
 
@@ -125,5 +126,32 @@ LOADING = [
         "pass",
         f"{_SINCE}::test_a_converted_block_is_read_as_a_whole",
         "AssertionError",
+    ),
+    Mutant(
+        "a load that was not given a report ends it if it changes the target",
+        "reports-of-others-believed",
+        "target_load._load_into_open",
+        "    begin(plan.filling.addresses)\n",
+        "    begin(())\n",
+        f"{_REPORTS}[load_into]",
+        "assert",
+    ),
+    Mutant(
+        "a load of ranks ends each report about their tensors",
+        "reports-of-ranks-believed",
+        "dcp.reader._read_items",
+        "            end_contents([address])\n",
+        "            pass\n",
+        f"{_REPORTS}[dcp]",
+        "assert",
+    ),
+    Mutant(
+        "a load that checks its bytes does not rely on a load that did not",
+        "unchecked-reports-believed",
+        "content_of_target",
+        " or (request.verify and not loaded.is_verified)",
+        "",
+        "tests/ops/read/test_since.py::test_bytes_that_were_not_checked_are_read_by_a_load_that_checks",
+        "assert",
     ),
 ]

@@ -45,10 +45,18 @@ from ckstore.ops.read.dcp_entries import StateValue, entries_of
 from ckstore.ops.read.load import continue_from, lose_parents
 from ckstore.ops.read.regions import RegionReader
 from ckstore.ops.read.storage_read import read_memories
-from ckstore.ops.read.target_load import LoadIntoRequest, LoadReport, TargetContent, content_of_target
+from ckstore.ops.read.target_load import (
+    LoadIntoRequest,
+    LoadReport,
+    TargetContent,
+    begin_content,
+    content_of_target,
+    end_contents,
+)
 from ckstore.ops.refs.find import open_directory
 from ckstore.store import RefLike, Store, context_of
 from ckstore.tensors.state_restore import allocate, build_with, make_leaf
+from ckstore.tensors.targets.torch_targets import address_of
 from ckstore.tensors.torch_leaves import DTYPES
 from ckstore.tensors.torch_ranges import count_beyond
 from ckstore.training.newest import untried
@@ -195,12 +203,14 @@ def _read(
         if before is not None:
             before.is_stale = True  # even if only another rank fails
         try:
-            read_bytes, names = _read_items(directory, info, plan, planner, beyond, held)
+            read_bytes, names, addresses = _read_items(directory, info, plan, planner, beyond, held)
         except BaseException:
             lose_parents(context)  # some tensors are already of this checkpoint, and others are not
             raise
         continue_from(context, Parent.loaded(manifest, info.id))
-    return read_bytes, TargetContent(manifest, None, None, names)
+    content = TargetContent(manifest, None, None, names)
+    begin_content(content, addresses)
+    return read_bytes, content
 
 
 def _read_items(
@@ -210,10 +220,11 @@ def _read_items(
     planner: LoadPlanner,
     beyond: Counter[str],
     held: HeldExtents,
-) -> tuple[int, frozenset[str]]:
-    """Read the values of a plan. Return the number of bytes, and the names of the tensors."""
+) -> tuple[int, frozenset[str], set[int]]:
+    """Read the values of a plan. Return the number of bytes, and the names and the addresses of the tensors."""
     found = entries_of(directory.manifest)
     names: set[str] = set()
+    addresses: set[int] = set()
     reader: RegionReader | None = None
     read_bytes = 0
     for item in sorted(plan.items, key=lambda item: item.storage_index.fqn):
@@ -230,20 +241,24 @@ def _read_items(
             read_bytes += 0 if reader is None else reader.read_bytes
             reader = RegionReader(directory, leaf.storage, leaf.name)
         names.add(leaf.name)
-        if count := _read_tensor(reader, leaf, item, planner, held.get(leaf.storage, frozenset())):
+        target = planner.resolve_tensor(item)
+        if address := address_of(target):
+            addresses.add(address)
+            end_contents([address])
+        if count := _read_tensor(reader, leaf, item, target, held.get(leaf.storage, frozenset())):
             beyond[name] += count
-    return read_bytes + (0 if reader is None else reader.read_bytes), frozenset(names)
+        planner.commit_tensor(item, target)
+    return read_bytes + (0 if reader is None else reader.read_bytes), frozenset(names), addresses
 
 
 def _read_tensor(
-    reader: RegionReader, leaf: LeafRecord, item: ReadItem, planner: LoadPlanner, held: frozenset[int]
+    reader: RegionReader, leaf: LeafRecord, item: ReadItem, target: torch.Tensor, held: frozenset[int]
 ) -> int:
     """Fill a block of a tensor, except its pieces that start at `held`.
 
     Return how many values were out of the range of its dtype.
     """
     beyond = 0
-    target = planner.resolve_tensor(item)
     out = target.detach()
     item_bytes = TORCH_ITEMSIZE[leaf.dtype]
     sizes = tuple(item.lengths)
@@ -266,7 +281,6 @@ def _read_tensor(
             values = flat.view(dtype).reshape(sizes)
             beyond = count_beyond(values, out.dtype)
             out.copy_(values)
-    planner.commit_tensor(item, target)
     return beyond
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain
+from weakref import WeakValueDictionary
 
 from ckstore.errors import BadInput, DoesNotFit
 from ckstore.model.brief import brief
@@ -54,7 +55,7 @@ def globs_of(strict: Strict) -> list[str]:
 SHOWN_MOST = 20
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True)
 class TargetContent:
     """The content of a target after a load, for the next load. The checkpoint itself need not exist any more."""
 
@@ -64,6 +65,23 @@ class TargetContent:
     rename: Mapping[str, str] | None
     names: frozenset[str] | None = None  # the names of the leaves that were loaded; None for all
     is_stale: bool = False  # whether a later load has begun to change the target
+    is_verified: bool = True  # whether every byte was compared with its digest
+
+
+_contents: WeakValueDictionary[int, TargetContent] = WeakValueDictionary()
+"""Address of a tensor or an array -> the content of which it became a part in the last load of this process."""
+
+
+def end_contents(addresses: Iterable[int]) -> None:
+    """Before a load changes tensors at these addresses, end what earlier loads reported about them."""
+    for address in addresses:
+        if (content := _contents.pop(address, None)) is not None:
+            content.is_stale = True
+
+
+def begin_content(content: TargetContent, addresses: Iterable[int]) -> None:
+    """Remember the content of tensors at these addresses until the next load of one of them."""
+    _contents.update(dict.fromkeys(addresses, content))
 
 
 @brief()
@@ -142,11 +160,12 @@ def load_into(context: Context, ref: AnyRef, target: object, request: LoadIntoRe
     before = held = content_of_target(context, request)
     is_touched = False
 
-    def begin() -> None:
+    def begin(addresses: Iterable[int]) -> None:
         nonlocal is_touched
         is_touched = True
         if held is not None:
             held.is_stale = True
+        end_contents(addresses)
 
     def read(directory: CheckpointDirectory) -> LoadReport:
         nonlocal before
@@ -185,7 +204,7 @@ def content_of_target(context: Context, request: LoadIntoRequest) -> TargetConte
             with _source(context, directory, request) as source:
                 return TargetContent(source.manifest, request.select, request.rename)
     loaded = since._loaded  # noqa: SLF001 - of this module
-    if loaded is None or loaded.is_stale:
+    if loaded is None or loaded.is_stale or (request.verify and not loaded.is_verified):
         return None
     if (loaded.select, loaded.rename) != (request.select, request.rename):
         msg = f"since={since.info.name} was loaded with another select or rename, so the target has other content"
@@ -206,9 +225,9 @@ def _load_into_open(
     target: object,
     request: LoadIntoRequest,
     before: TargetContent | None,
-    begin: Callable[[], None],
+    begin: Callable[[Iterable[int]], None],
 ) -> LoadReport:
-    """Load a state; `begin` is called before the first byte of the target may change."""
+    """Load a state; `begin` gets the addresses of the target's tensors before the first byte of them may change."""
     manifest = directory.manifest
     if request.select is not None:
         # Check the selection first: with a misspelled glob, a model would seem to have everything.
@@ -235,8 +254,13 @@ def _load_into_open(
     _check_fits(load, directory, request)
     check_room(directory, plan.new_bytes + plan.kept_bytes)
     # From here on the target may hold parts of this checkpoint.
+<<<<<<< HEAD
     begin()
     # Allocate memory first, because a failed allocation during reading would leave a mixture of two checkpoints.
+=======
+    begin(plan.filling.addresses)
+    # Allocate first: an allocation that fails during reading would leave a mixture.
+>>>>>>> f7489667 (Ignore a report after any load of its target)
     plan.prepare([storage.nbytes for storage in manifest.storages])
     whole = _read_whole(manifest, plan)
     # Newly allocated memory holds nothing of the previous checkpoint.
@@ -265,7 +289,8 @@ def _load_into_open(
     found, info = _as_written(plan.differences, manifest), CheckpointInfo.of(manifest, directory.manifest_id)
     report = LoadReport(info, tuple(found.missing), tuple(found.unexpected), found.mismatched, found.cast)
     names = frozenset(manifest.leaves[index].name for index in plan.taken)
-    loaded = TargetContent(manifest, request.select, request.rename, names)
+    loaded = TargetContent(manifest, request.select, request.rename, names, is_verified=request.verify)
+    begin_content(loaded, plan.filling.addresses)
     return replace(report, read_bytes=tally.done_bytes, received_bytes=tally.received_bytes, _loaded=loaded)
 
 

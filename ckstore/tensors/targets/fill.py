@@ -67,6 +67,11 @@ class Filling:
         return frozenset((*self._bound, *self._new, *self._made))
 
     @property
+    def addresses(self) -> frozenset[int]:
+        """The addresses at which the memory of the bound tensors and arrays begins."""
+        return frozenset(_functions(target).address_of(target) for target in self._bound.values()) - {0}
+
+    @property
     def later_bytes(self) -> int:
         """Bytes of the tensors of `bind_later`. A tensor with several names counts once for each name."""
         return sum(_elements_bytes(self._leaves[index]) for index in self._made)

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckstore import BadInput, DamagedBlob, Store
+from ckstore.integrations import dcp
 from tests.support.damage import MIB, blobs_by_size, flip
 from tests.support.examples import examples
 from tests.support.requirements import CRASH_FULL
@@ -242,6 +243,7 @@ def test_a_report_counts_only_until_a_load_has_begun_to_change_the_target(tmp_pa
     flip(max((store.path / "checkpoints" / "main").glob("2.*/blobs/*")), keep_time=True)
     target = {"a": torch.zeros(MIB), "b": torch.zeros(MIB)}
     report = store.load_into(target, 1)
+    target = {name: value.clone() for name, value in target.items()}
     with pytest.raises(DamagedBlob):
         store.load_into(target, bad, since=report)
 
@@ -250,6 +252,54 @@ def test_a_report_counts_only_until_a_load_has_begun_to_change_the_target(tmp_pa
     assert again.read_bytes == 8 * MIB
     assert torch.equal(target["a"], parts[1])
     assert torch.equal(target["b"], parts[3])
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("by", ["load_into", "load_into part", "dcp"])
+def test_a_load_that_was_not_given_a_report_ends_it_as_well(by: str, store: Store) -> None:
+    parts = [torch.full((MIB,), float(step)) for step in range(4)]
+    store.save({"a": parts[1], "b": parts[1], "n": np.ones(MIB)}, 1)
+    store.save({"a": parts[2], "b": parts[2], "n": np.zeros(MIB)}, 2)
+    store.save({"a": parts[1], "b": parts[3], "n": np.ones(MIB)}, 3)
+    target: dict[str, Any] = {"a": torch.zeros(MIB), "b": torch.zeros(MIB), "n": np.zeros(MIB)}
+    report = store.load_into(target, 1)
+    if by == "dcp":
+        dcp.load(store, {"a": target["a"]}, 2, strict=["a"])
+    elif by == "load_into":
+        store.load_into(target, 2)
+    else:
+        store.load_into({"n": target["n"]}, 2, select="n")
+
+    assert store.load_into(target, 3, since=report).read_bytes == 16 * MIB
+    assert torch.equal(target["a"], parts[1])
+    assert torch.equal(target["b"], parts[3])
+    assert target["n"].all()
+
+
+def test_a_report_of_another_target_stays(store: Store) -> None:
+    store.save({"a": torch.ones(MIB)}, 1)
+    first, second = ({"a": torch.zeros(MIB)} for _ in range(2))
+    report = store.load_into(first, 1)
+    store.load_into(second, 1)
+    assert store.load_into(first, 1, since=report).read_bytes == 0
+
+
+def test_bytes_that_were_not_checked_are_read_by_a_load_that_checks(tmp_path: Path) -> None:
+    store = Store.init(tmp_path / "harmed", chunk_bytes=MIB)
+    frozen = torch.ones(MIB // 4)
+    store.save({"frozen": frozen, "w": torch.ones(MIB // 2)}, 1)
+    store.save({"frozen": frozen, "w": torch.zeros(MIB // 2)}, 2)
+    blob = next(path for path in blobs_by_size(store, 1) if path.name in {one.name for one in blobs_by_size(store, 2)})
+    flip(blob, keep_time=True)
+    target = {"frozen": torch.zeros(MIB // 4), "w": torch.zeros(MIB // 2)}
+    report = store.load_into(target, 1, verify=False)
+    assert not torch.equal(target["frozen"], frozen)
+    assert store.load_into(target, 2, verify=False, since=report).read_bytes == 2 * MIB
+    report = store.load_into(target, 1, verify=False)
+    flip(blob, keep_time=True)  # as a repair does
+
+    assert store.load_into(target, 2, since=report).read_bytes == 3 * MIB
+    assert torch.equal(target["frozen"], frozen)
 
 
 def test_progress_of_a_tensor_that_is_read_whole_for_a_part_never_goes_back(store: Store) -> None:
