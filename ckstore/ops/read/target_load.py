@@ -254,13 +254,8 @@ def _load_into_open(
     _check_fits(load, directory, request)
     check_room(directory, plan.new_bytes + plan.kept_bytes)
     # From here on the target may hold parts of this checkpoint.
-<<<<<<< HEAD
-    begin()
-    # Allocate memory first, because a failed allocation during reading would leave a mixture of two checkpoints.
-=======
     begin(plan.filling.addresses)
-    # Allocate first: an allocation that fails during reading would leave a mixture.
->>>>>>> f7489667 (Ignore a report after any load of its target)
+    # Allocate memory first, because a failed allocation during reading would leave a mixture of two checkpoints.
     plan.prepare([storage.nbytes for storage in manifest.storages])
     whole = _read_whole(manifest, plan)
     # Newly allocated memory holds nothing of the previous checkpoint.

@@ -174,7 +174,10 @@ class _TargetWalk:
 
     def _tensor(self, target: Any, node: Node, path: str) -> Make | None:
         if is_array(target):
+            if self.comparison.contradicts(target, node, path):
+                return None
             if self.comparison.is_tensor_leaf(node) and self.comparison.filling.bind(target, node[1]):
+                self.comparison.take(target, node, path)
                 return None
             return self.comparison.new(node)
         from ckstore.tensors.targets import torch_targets
@@ -182,7 +185,8 @@ class _TargetWalk:
         if isinstance(node, list) and node[0] == "parts":
             return self._parts(target, node, path)
         if torch_targets.can_be_filled(target):
-            self.comparison.bind(target, node, path)
+            if not self.comparison.contradicts(target, node, path) and self.comparison.bind(target, node, path):
+                self.comparison.take(target, node, path)
         elif not target.is_meta:
             found = f"{torch_targets.describe_unfilled(target)} in the target"
             self.comparison.mismatch(path, "a plain tensor with memory", found)

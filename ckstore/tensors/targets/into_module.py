@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from itertools import zip_longest
 from typing import Any
 
 import torch
 
 from ckstore.model.manifest.manifest import Node
 from ckstore.model.manifest.nodes import SPARSE_KINDS
-from ckstore.model.names import join_key, plain
+from ckstore.model.names import join_key
 from ckstore.tensors.refusals import type_name
 from ckstore.tensors.state_restore import build_with
 from ckstore.tensors.targets import torch_targets
@@ -18,8 +17,7 @@ from ckstore.tensors.targets.load_comparison import Comparison, Leaf, Make, Rena
 from ckstore.tensors.targets.module_attempt import Attempt
 from ckstore.tensors.targets.module_parts import is_ordinary, parts_of
 from ckstore.tensors.targets.renames import renamed
-from ckstore.tensors.targets.torch_targets import elements_key
-from ckstore.tensors.walks import DICTS, leaf_numbers
+from ckstore.tensors.walks import DICTS
 
 
 def plan_module(comparison: Comparison, module: Any, node: Node, path: str) -> None:
@@ -54,7 +52,6 @@ class _Module:
         self.handed: dict[str, dict[str, Node]] = {prefix: {} for prefix in self.parts.loaders}
         self.loaded: set[str] = set()
         self.assigned: dict[str, Make] = {}
-        self._memories: dict[object, tuple[str, Node]] = {}
         self._fresh: dict[int, torch.Tensor] = {}
 
     def compare(self) -> None:
@@ -92,9 +89,9 @@ class _Module:
             self._take_meta(key, place.value, name, item)
         elif place is not None:
             value = place.value
-            if not self._contradicts(value, item, name) and self.comparison.bind(value, item, name):
+            if not self.comparison.contradicts(value, item, name) and self.comparison.bind(value, item, name):
                 self.loaded.add(key)
-                self._memories.setdefault(elements_key(value), (name, item))
+                self.comparison.take(value, item, name)
 
     def _lost_parts(self) -> set[str]:
         """Report tensors with parts that the module does not accept. Without these parts their values are wrong."""
@@ -133,7 +130,7 @@ class _Module:
         """Report the keys that only the module or only the state has."""
         # A tensor that is loaded under another of its names is not missing.
         places = self.parts.places
-        missing = [key for key in missing if key not in places or elements_key(places[key].value) not in self._memories]
+        missing = [key for key in missing if key not in places or not self.comparison.is_taken(places[key].value)]
         for key in missing:
             self.comparison.miss(join_key(self.path, key))
         for key in unexpected:
@@ -164,13 +161,12 @@ class _Module:
             found = f"{torch_targets.describe_unfilled(value)} in the target"
             self.comparison.mismatch(name, "a plain tensor with memory", found)
             return False
-        if self._contradicts(value, item, name):
+        if self.comparison.contradicts(value, item, name):
             return False
         if not self.comparison.is_tensor_leaf(item):
             return True
         leaf = self.comparison.leaves[item[1]]
-        # Keep the first name of a tied tensor. Later names must have the same values.
-        self._memories.setdefault(elements_key(value), (name, item))
+        self.comparison.take(value, item, name)
         same = leaf.shape != tuple(value.shape) or torch_targets.takes(value, leaf)
         return same or not is_ordinary(value) or self.comparison.converts(value, leaf, name)
 
@@ -200,9 +196,9 @@ class _Module:
     def _take_meta(self, key: str, value: torch.Tensor, name: str, item: Node) -> None:
         if not self.comparison.terms.assign:
             self.comparison.differences.meta.append(name)
-        elif not self._contradicts(value, item, name) and self.comparison.bind(value, item, name):
+        elif not self.comparison.contradicts(value, item, name) and self.comparison.bind(value, item, name):
             self.assigned[key] = lambda leaf: leaf(item[1])
-            self._memories.setdefault(elements_key(value), (name, item))
+            self.comparison.take(value, item, name)
             self.comparison.filling.bind_later(self._maker(value), item[1], name)
 
     @staticmethod
@@ -212,11 +208,11 @@ class _Module:
     def _take_parts(self, key: str, value: torch.Tensor, name: str, item: Node) -> None:
         from ckstore.tensors.targets.into_parts import PartsLayout, plan_parts
 
-        if self._contradicts(value, item, name):
+        if self.comparison.contradicts(value, item, name):
             return
         how = plan_parts(self.comparison, value, item, name)
         if how is not None:
-            self._memories.setdefault(elements_key(value), (name, item))
+            self.comparison.take(value, item, name)
         loader = self.parts.loader_of(key)
         if how is PartsLayout.FILLED:
             self.loaded.add(key)
@@ -235,18 +231,6 @@ class _Module:
             return fresh[id(value)]
 
         return make
-
-    def _contradicts(self, value: torch.Tensor, item: Node, name: str) -> bool:
-        """Return whether two names of one tensor have different values in the checkpoint; if so, report it."""
-        known = self._memories.get(elements_key(value))
-        if known is None or not isinstance(item, list) or item[0] not in ("leaf", "parts"):
-            return False
-        first, node = known
-        pairs = list(zip_longest(leaf_numbers(node), leaf_numbers(item)))
-        if all(None not in pair and self.comparison.have_same_values(*pair) for pair in pairs):
-            return False
-        self.comparison.mismatch(name, f"the values of {plain(first)}, to which it is tied,", "other ones")
-        return True
 
 
 def _no_leaf(index: int) -> object:

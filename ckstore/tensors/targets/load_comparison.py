@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any, Protocol
 
 from ckstore.errors import BadInput
 from ckstore.model.manifest.manifest import LeafRecord, Node, StorageRecord
 from ckstore.model.manifest.nodes import decode_key
 from ckstore.model.names import plain
+from ckstore.tensors.kinds import is_array
 from ckstore.tensors.memory_layout import StorageMemory
 from ckstore.tensors.refusals import type_name
 from ckstore.tensors.state_restore import build_with
@@ -104,6 +106,9 @@ class Comparison:
         self.steps: list[Callable[[Leaf], object]] = []  # called after all tensors are filled
         # Loads that run before anything else is changed, and then report the values that do not fit.
         self.attempts: list[Trial] = []
+        # Key of the elements of a tensor -> its first name, the node of its values, and the tensor, which keeps the key
+        # valid. Other names of the same tensor must have the same values.
+        self._taken: dict[object, tuple[str, Node, object]] = {}
         self.guessed: list[str] = []  # keys that only one side has, for which an attempt decides whether they differ
         self.differences = Differences()
 
@@ -186,6 +191,26 @@ class Comparison:
         self.differences.cast[name] = f"{leaf.dtype} to {wanted}"
         return True
 
+    def take(self, live: Any, item: Node, name: str) -> None:
+        """Record the values for a tensor or an array of the target."""
+        self._taken.setdefault(_elements_key(live), (name, item, live))
+
+    def is_taken(self, live: Any) -> bool:
+        """Whether a tensor gets values, perhaps under another name."""
+        return _elements_key(live) in self._taken
+
+    def contradicts(self, live: Any, item: Node, name: str) -> bool:
+        """Report whether two names of one tensor in the target have different values in the checkpoint."""
+        known = self._taken.get(_elements_key(live))
+        if known is None or not isinstance(item, list) or item[0] not in ("leaf", "parts"):
+            return False
+        first, node, _ = known
+        pairs = list(zip_longest(leaf_numbers(node), leaf_numbers(item)))
+        if all(None not in pair and self.have_same_values(*pair) for pair in pairs):
+            return False
+        self.mismatch(name, f"the values of {plain(first)}, to which it is tied,", "other ones")
+        return True
+
     def have_same_values(self, one: int, other: int) -> bool:
         """Whether two leaves have the same bytes by the digests of their storages, or this cannot be determined."""
         first, second = self.leaves[one], self.leaves[other]
@@ -235,3 +260,14 @@ class Comparison:
     def is_tensor_leaf(self, node: Node) -> bool:
         """Whether a node is a tensor or an array."""
         return isinstance(node, list) and node[0] == "leaf" and self.leaves[node[1]].kind in ("torch", "numpy")
+
+
+def _elements_key(live: Any) -> object:
+    """Return a value that is equal for tensors, or for arrays, with the same elements of the same memory."""
+    if is_array(live):
+        from ckstore.tensors import numpy_leaves
+
+        return numpy_leaves.elements_key(live)
+    from ckstore.tensors.targets import torch_targets
+
+    return torch_targets.elements_key(live)

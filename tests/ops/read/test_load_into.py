@@ -679,6 +679,32 @@ def test_a_name_that_is_tied_to_one_that_is_there_is_not_missing(store: Store) -
     assert torch.equal(target["head"].weight, embedding.weight)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("zeros", [torch.zeros, np.zeros])
+def test_two_names_of_one_tensor_in_a_dict_need_the_same_values(zeros: Callable[[int], Any], store: Store) -> None:
+    store.save({"embed": zeros(8) + 1, "head": zeros(8) + 2}, step=1)
+    store.save({"embed": zeros(8) + 3, "head": zeros(8) + 3}, step=2)
+    own = zeros(8)
+    target = {"embed": own, "head": own}
+
+    with pytest.raises(DoesNotFit, match="head: the values of embed, to which it is tied, wanted, found other ones"):
+        store.load_into(target, 1)
+
+    assert not own.any()
+    report = store.load_into(target, 1, strict=False)
+    assert report.not_loaded.keys() == {"head"}
+    assert (own == 1).all()
+    store.load_into(target, 2, since=report)
+    assert (own == 3).all()
+
+
+def test_a_module_and_a_tensor_of_it_need_the_same_values(store: Store) -> None:
+    saved = torch.nn.Linear(2, 3)
+    store.save({"model": saved, "head": saved.weight + 1}, step=1)
+    own = torch.nn.Linear(2, 3)
+    target = {"model": own, "head": own.weight.detach()}
+    assert set(refused(store, target).mismatched) == {"head"}
+
+
 class Grumpy:
     """Refuses every state."""
 
