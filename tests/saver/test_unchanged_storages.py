@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -108,6 +109,20 @@ def test_a_checkpoint_before_that_is_gone_is_told_and_the_next_save_copies_every
     with pytest.raises(SaveFailed, match=r"main@0 cannot be reused: it was deleted"):
         saved(store, 1).result(DEADLINE_S)
     saved(store, 2).result(DEADLINE_S)
+    assert is_state(store, 2)
+
+
+def test_bytes_that_only_a_remote_has_are_not_taken_and_the_next_save_stores_its_own(
+    store: Store, tmp_path: Path
+) -> None:
+    store.remotes.add("cold", (tmp_path / "cold").as_uri())
+    saved(store, 0).result(DEADLINE_S)
+    store.push(0)
+    store.evict(0)
+    with pytest.raises(SaveFailed, match=r"frozen.w cannot be reused from main@0: this store no longer has the blob"):
+        saved(store, 1).result(DEADLINE_S)
+    saved(store, 2).result(DEADLINE_S)
+    shutil.rmtree(tmp_path / "cold")
     assert is_state(store, 2)
 
 
@@ -254,7 +269,7 @@ def test_a_blob_that_lost_its_name_fails_the_save_and_the_next_copies_everything
     for blob in (store.path / "blobs").glob("*/*"):
         if blob.stat().st_size == 2**20:
             blob.unlink()
-    with pytest.raises(SaveFailed, match=r"frozen.w cannot be reused from main@0: blob .* no longer exists"):
+    with pytest.raises(SaveFailed, match=r"frozen.w cannot be reused from main@0: this store no longer has the blob"):
         saved(store, 1).result(DEADLINE_S)
     saved(store, 2).result(DEADLINE_S)
     assert is_state(store, 2)

@@ -492,7 +492,8 @@ class _ChunkWriter:
         if not self.is_first(chunk.blob):
             return
         if not (self._staging.claim(chunk.blob, chunk.blob_nbytes) and self._recheck.agrees_whole(chunk.blob)):
-            raise source.missing(self._recheck.damaged.get(chunk.blob, f"blob {chunk.blob} no longer exists"))
+            lost = f"this store no longer has the blob {chunk.blob}"
+            raise source.missing(self._recheck.damaged.get(chunk.blob, lost))
 
     def recheck_unforeseen(self) -> None:
         """Read a share of the reused chunks that were not foreseen."""
