@@ -62,7 +62,8 @@ _LISTED = f"SELECT {IS_RIGHT}, run, step, directory, sequence, {STAMP} FROM chec
 _PLACE_FORMS = (row_checks.runs, row_checks.steps, row_checks.directories)
 _LISTED_FORMS = (row_checks.anything, *_PLACE_FORMS, row_checks.sequences, *(row_checks.integers,) * 4)
 # No index is used, because a bit may have flipped in an entry of the index, which the checksum does not cover.
-_IN_ORDER = "NOT INDEXED WHERE ?1 IS NULL OR run = ?1 ORDER BY sequence, created, manifest_id"
+# The parameters have names because Python 3.12.0 to 3.12.3 warn about numbered placeholders.
+_IN_ORDER = "NOT INDEXED WHERE :run IS NULL OR run = :run ORDER BY sequence, created, manifest_id"
 
 
 class CatalogListing(NamedTuple):
@@ -196,7 +197,7 @@ def listing(
 ) -> CatalogListing:
     """Return the checkpoints of `run`, of all runs or at `places`, in the order of commits."""
     if places is None:
-        return _listing(connection.execute(f"{_LISTED} {_IN_ORDER}", (run,)).fetchall())
+        return _listing(connection.execute(f"{_LISTED} {_IN_ORDER}", {"run": run}).fetchall())
     query = f"{_LISTED} WHERE run = ? AND directory = ?"
     return _listing([row for key in places for row in connection.execute(query, (key.run, key.directory)).fetchall()])
 
@@ -216,20 +217,20 @@ def places_of_id(connection: sqlite3.Connection, manifest_id: str) -> list[Check
 def first_by_order(connection: sqlite3.Connection, run: str | None, count: int) -> list[CheckpointKey]:
     """Return the keys of the newest rows of a run, or of all, and of the one whose manifest was written last."""
     query = (
-        "SELECT run, step, directory, sequence FROM checkpoints {} WHERE ?1 IS NULL OR run = ?1"
-        " ORDER BY sequence DESC, created DESC, manifest_id DESC LIMIT ?2"
+        "SELECT run, step, directory, sequence FROM checkpoints {} WHERE :run IS NULL OR run = :run"
+        " ORDER BY sequence DESC, created DESC, manifest_id DESC LIMIT :count"
     )
     # The index gives the newest checkpoints without reading all rows.
-    first = connection.execute(query.format("INDEXED BY checkpoints_by_order"), (run, count)).fetchall()
+    first = connection.execute(query.format("INDEXED BY checkpoints_by_order"), {"run": run, "count": count}).fetchall()
     ((*last, written_ns, later),) = connection.execute(
-        "SELECT run, step, directory, max(manifest_mtime_ns), total(sequence >= ?2) FROM checkpoints NOT INDEXED"
-        " WHERE ?1 IS NULL OR run = ?1",
-        (run, first[-1][3] if first else 0),
+        "SELECT run, step, directory, max(manifest_mtime_ns), total(sequence >= :last) FROM checkpoints NOT INDEXED"
+        " WHERE :run IS NULL OR run = :run",
+        {"run": run, "last": first[-1][3] if first else 0},
     ).fetchall()
     # If the table disagrees with the index, a bit has flipped in one of them. Both are used, so that no checkpoint is
     # hidden.
     if later != len(first):
-        first += connection.execute(query.format("NOT INDEXED"), (run, count)).fetchall()
+        first += connection.execute(query.format("NOT INDEXED"), {"run": run, "count": count}).fetchall()
     rows = [row[:3] for row in first] + ([] if written_ns is None else [tuple(last)])
     return _keys(list(dict.fromkeys(rows)))
 
@@ -311,7 +312,7 @@ def infos(
         tagged.setdefault(target, []).append(name)
     columns = f"SELECT {_INFO_COLUMNS}, {STAMP}, {IS_RIGHT} FROM checkpoints"  # noqa: S608
     if places is None:
-        rows = connection.execute(f"{columns} {_IN_ORDER}", (run,)).fetchall()
+        rows = connection.execute(f"{columns} {_IN_ORDER}", {"run": run}).fetchall()
     else:
         rows = []
         for key in places:

@@ -172,10 +172,10 @@ def _remove_checkpoint(connection: sqlite3.Connection, checkpoint_id: int) -> No
     connection.execute(
         # This precedes the deletion of the row and its uses. Afterwards, it is unknown which blobs lost their last use.
         "INSERT OR IGNORE INTO candidates (blob_id)"
-        " SELECT mine.blob_id FROM uses AS mine WHERE mine.checkpoint_id = ?1 AND NOT EXISTS ("
+        " SELECT mine.blob_id FROM uses AS mine WHERE mine.checkpoint_id = :id AND NOT EXISTS ("
         "  SELECT 1 FROM uses AS other"
-        "  WHERE other.blob_id = mine.blob_id AND other.checkpoint_id <> ?1)",
-        (checkpoint_id,),
+        "  WHERE other.blob_id = mine.blob_id AND other.checkpoint_id <> :id)",
+        {"id": checkpoint_id},
     )
     connection.execute("DELETE FROM checkpoints WHERE id = ?", (checkpoint_id,))
 

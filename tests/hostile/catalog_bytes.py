@@ -40,9 +40,10 @@ def fill(path: Path, checkpoints: int = 400) -> None:
         listed = ", ".join(name for name in names if name not in ("id", "step", "directory"))
         query = (
             f"INSERT INTO checkpoints (step, directory, {listed}) "
-            f"SELECT ?1, ?1 || substr(directory, instr(directory, '.')), {listed} FROM checkpoints ORDER BY id LIMIT 1"
+            f"SELECT :step, :step || substr(directory, instr(directory, '.')), {listed} FROM checkpoints"
+            " ORDER BY id LIMIT 1"
         )
-        connection.executemany(query, [(step,) for step in range(1000, 1000 + checkpoints)])
+        connection.executemany(query, [{"step": step} for step in range(1000, 1000 + checkpoints)])
         connection.commit()
 
 
