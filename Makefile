@@ -15,6 +15,9 @@ BENCH_DIR ?=
 BENCH_PAGE ?=
 BENCH_ARGS ?=
 GPU_PYTHON ?= 3.12
+CELLS ?=
+# uv does not look into the folders of pyenv, only at its shims.
+PYTHONS ?= $(subst $(eval ) ,:,$(wildcard $(or $(PYENV_ROOT),$(HOME)/.pyenv)/versions/*/bin))
 
 VENV := .venv
 PEERS := build/peers
@@ -37,7 +40,7 @@ export OMP_NUM_THREADS := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test pytest shares lint format docs crash reliability endurance mutants soak odd bench bench-peers gpu-kit trl trackers javascript states remote measures system-packages clean
+.PHONY: help venv demo test pytest shares lint format docs crash reliability endurance mutants soak odd bench bench-peers gpu-kit trl trackers javascript states remote matrix measures system-packages clean
 .DELETE_ON_ERROR:
 
 help: ## Tell the targets
@@ -201,6 +204,9 @@ $(REMOTE)/.installed: $(STAMP) tests/remote/requirements.txt
 	$(REMOTE)/bin/python -m pip --disable-pip-version-check install -q --no-deps --ignore-installed -r tests/remote/requirements.txt
 	npm install --silent --prefix $(REMOTE)/node azurite@3.37.0
 	@touch $@
+
+matrix: $(STAMP) system-packages ## Each Python and torch, the other packages at their lowest and newest versions; writes docs/compatibility.md (CELLS="…" PYTHONS=folder:folder)
+	$(BIN)/python -m tests.matrix --workers $(WORKERS) --pythons "$(PYTHONS)" $(CELLS)
 
 measures: $(STAMP) ## The measuring tests alone, one after another
 	$(BIN)/python -m pytest -m bench -s $(PYTEST_ARGS)
