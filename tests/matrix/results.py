@@ -107,7 +107,7 @@ def versions(python: Path, names: Iterable[str]) -> dict[str, str]:
     return {name: found[name] for name in ("python", "sqlite", *names) if name in found}
 
 
-def run_tests(cell: Cell, python: Path, folder: Path, *, workers: int, arguments: Sequence[str] = ()) -> Result:
+def run_tests(cell: Cell, python: Path, folder: Path, *, workers: int, tests: Sequence[str] = ()) -> Result:
     """Run the tests of a cell with an interpreter; the report and the output are written below `folder`.
 
     Args:
@@ -115,7 +115,7 @@ def run_tests(cell: Cell, python: Path, folder: Path, *, workers: int, arguments
         python: Interpreter of the environment.
         folder: It is made if it does not exist.
         workers: Number of processes.
-        arguments: More arguments for pytest.
+        tests: Files and folders; those of the cell if there are none.
 
     Raises:
         CannotRun: pytest wrote no report, or took longer than `TESTS_S`.
@@ -123,9 +123,9 @@ def run_tests(cell: Cell, python: Path, folder: Path, *, workers: int, arguments
     folder.mkdir(parents=True, exist_ok=True)
     report, output = folder / f"{cell.name}.xml", folder / f"{cell.name}.txt"
     report.unlink(missing_ok=True)
-    tests = (*TESTS, *FRAMEWORK_TESTS) if cell.frameworks else TESTS
+    tests = tests or ((*TESTS, *FRAMEWORK_TESTS) if cell.frameworks else TESTS)
     command = [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", str(workers), "--dist", "worksteal"]
-    command += ["-m", MARKS, f"--junitxml={report}", *(f"--deselect={name}" for name in LEFT_OUT), *arguments, *tests]
+    command += ["-m", MARKS, f"--junitxml={report}", *(f"--deselect={name}" for name in LEFT_OUT), *tests]
     begun = monotonic()
     with output.open("w", encoding="utf-8") as file:
         process = subprocess.Popen(
