@@ -27,7 +27,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("cells", nargs="*", metavar="CELL", help="all, if none is named")
     parser.add_argument("--list", action="store_true", help="list the names of the cells")
     parser.add_argument("--page", action="store_true", help="only write the tables from the kept results")
-    parser.add_argument("--keep", action="store_true", help="keep the environments")
+    parser.add_argument("--keep", action="store_true", help="keep the environments and the downloads")
     parser.add_argument("--pythons", default="", help="folders with interpreters, separated by colons, before PATH")
     parser.add_argument("--workers", type=int, default=2, help="processes that run the tests of a cell")
     options = parser.parse_args(arguments)
@@ -41,8 +41,8 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     chosen = [] if options.page else [known[name] for name in options.cells or known]
     failed = [cell for cell in chosen if not run(cell, options)]
-    # The cells after it may have another torch, and each takes several gigabytes.
-    shutil.rmtree(BUILD / "cache", ignore_errors=True)
+    if not options.keep:
+        shutil.rmtree(BUILD / "cache", ignore_errors=True)
     write_page()
     print(f"{len(chosen)} cells, {len(failed)} failed: {', '.join(cell.name for cell in failed) or 'none'}")
     return 1 if failed else 0
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str]) -> int:
 def run(cell: Cell, options: argparse.Namespace) -> bool:
     """Run a cell and keep its result; return whether all its tests passed."""
     environment = Environment(BUILD / cell.name, BUILD / "cache" / cell.torch, options.pythons)
-    for old in (BUILD / "cache").glob("*"):
+    for old in (BUILD / "cache").glob("*"):  # each torch takes several gigabytes
         if old != environment.cache:
             shutil.rmtree(old)
     table = project()
