@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ckstore.codecs.nonfinite import FORMS
 from ckstore.model.manifest.dtypes import DTYPES
 
-TORCH = [name for name in FORMS if not name.startswith("<")]
+TORCH = [name for name in FORMS if not name.startswith("<") and hasattr(torch, name)]
 
 
 def of_torch(raw: bytes, dtype: str) -> tuple[int, int]:
