@@ -47,10 +47,9 @@ CELLS = (
     Cell("3.11", "2.6", LOWEST),
     Cell("3.12", "2.6", NEWEST),
     Cell("3.13", "2.6", LOWEST),
-    Cell("3.12", "2.9", LOWEST),
+    Cell("3.12", "2.9", NEWEST),
     Cell("3.14", "2.9", LOWEST),
-    Cell("3.11", "2.13", NEWEST),
-    Cell("3.12", "2.13", LOWEST, frameworks=True),  # torch_checkpointing needs torch 2.11
+    Cell("3.11", "2.13", LOWEST, frameworks=True),  # torch_checkpointing needs torch 2.11
     Cell("3.13", "2.14", NEWEST),
     Cell("3.14", "2.14", NEWEST),
     Cell("3.11", NEWEST, LOWEST),
