@@ -15,7 +15,6 @@ from typing import Any, NoReturn
 
 import click
 
-from ckstore.version import __version__
 from ckstore_cli import _errors
 from ckstore_cli._compat import override
 from ckstore_cli._frame import Frame, json_option, store_option
@@ -199,7 +198,9 @@ def _commands_like(name: str) -> list[str]:
 def _print_version(ctx: click.Context, _param: click.Parameter, value: bool) -> None:  # noqa: FBT001 - click's
     if not value or ctx.resilient_parsing:
         return
-    click.echo(f"ckstore {__version__}")
+    from ckstore.build_info import build_info
+
+    click.echo(f"ckstore {build_info()}")
     ctx.exit()
 
 
@@ -210,7 +211,7 @@ def _print_version(ctx: click.Context, _param: click.Parameter, value: bool) -> 
     expose_value=False,
     is_eager=True,
     callback=_print_version,
-    help="Print the version and exit.",
+    help="Print the version and the commit of the code, and exit.",
 )
 @store_option
 @json_option

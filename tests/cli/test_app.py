@@ -181,7 +181,9 @@ def test_a_missing_value_leads_to_the_help_of_the_command(run: Run, option: list
 
 
 def test_the_version_is_the_package_s(run: Run) -> None:
-    assert run("--version").stdout == f"ckstore {__version__}\n"
+    shown = run("--version").stdout
+
+    assert re.fullmatch(rf"ckstore {re.escape(__version__)} \(commit ([0-9a-f]{{40,64}}(, .*)?|unknown)\)\n", shown)
 
 
 @pytest.mark.parametrize("place", ["before", "after"])

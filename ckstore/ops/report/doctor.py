@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import NamedTuple, get_args
 
+from ckstore.build_info import build_info
 from ckstore.errors import CkstoreError, UnsafePlace
 from ckstore.fs import dirfd_stat, statx
 from ckstore.fs.dirfd_stat import may_give
@@ -157,6 +158,10 @@ def _sqlite(_context: Context) -> Findings:
     yield ability_checks.check_sqlite(ability_checks.AbilityFacts(sqlite=sqlite_version()))
 
 
+def _version(_context: Context) -> Findings:
+    yield ok("ckstore", str(build_info()))
+
+
 def _catalog(context: Context) -> Findings:
     path = context.catalog.path
     if context.catalog_is_private and not path.exists():
@@ -293,6 +298,7 @@ def _leaks(found: list[DeletedFile], context: Context) -> Findings:
 
 
 _LOOKS: tuple[Look, ...] = (
+    ("ckstore", _version),
     ("filesystem", _place),
     ("links", _abilities),
     ("free space", _space),

@@ -7,6 +7,7 @@ import json
 import os
 import pwd
 import subprocess
+import sys
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -66,6 +67,15 @@ def test_a_healthy_store_is_told_so_and_nothing_is_changed(
         "warning",
     }
     assert {what: level for what, level in found.items() if level != "ok"} == {}
+
+
+def test_the_version_and_the_commit_are_those_that_the_command_line_prints(tmp_path: Path) -> None:
+    with Store.init(tmp_path / "store") as store:
+        shown = subprocess.run(
+            [sys.executable, "-m", "ckstore_cli", "--version"], check=True, capture_output=True, text=True, timeout=60
+        )
+
+        assert f"ok: {shown.stdout.strip()} -> " == told(store, "ckstore").replace("ok: ", "ok: ckstore ")
 
 
 def test_a_store_in_memory_is_an_error(tmp_path: Path) -> None:
