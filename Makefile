@@ -17,7 +17,8 @@ BENCH_ARGS ?=
 GPU_PYTHON ?= 3.12
 CELLS ?=
 # uv does not look into the folders of pyenv, only at its shims.
-PYTHONS ?= $(subst $(eval ) ,:,$(wildcard $(or $(PYENV_ROOT),$(HOME)/.pyenv)/versions/*/bin))
+PYTHON_DIRS ?= $(subst $(eval ) ,:,$(wildcard $(or $(PYENV_ROOT),$(HOME)/.pyenv)/versions/*/bin))
+PYTHONS ?=
 
 VENV := .venv
 PEERS := build/peers
@@ -25,6 +26,7 @@ TRL := build/trl
 TRACKERS := build/trackers
 STATES := build/states
 REMOTE := build/remote
+RELEASE := build/release
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTHON_STAMP := $(VENV)/.python
@@ -40,7 +42,7 @@ export OMP_NUM_THREADS := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test pytest shares lint format docs crash reliability endurance mutants soak odd bench bench-peers gpu-kit trl trackers javascript states remote matrix measures system-packages clean
+.PHONY: help venv demo test pytest shares lint format docs crash reliability endurance mutants soak odd bench bench-peers gpu-kit trl trackers javascript states remote matrix measures dist dist-check system-packages clean
 .DELETE_ON_ERROR:
 
 help: ## Tell the targets
@@ -205,8 +207,22 @@ $(REMOTE)/.installed: $(STAMP) tests/remote/requirements.txt
 	npm install --silent --prefix $(REMOTE)/node azurite@3.37.0
 	@touch $@
 
-matrix: $(STAMP) system-packages ## Each Python and torch, the other packages at their lowest and newest versions; writes docs/compatibility.md (CELLS="…" PYTHONS=folder:folder)
-	$(BIN)/python -m tests.matrix --workers $(WORKERS) --pythons "$(PYTHONS)" $(CELLS)
+matrix: $(STAMP) system-packages ## Each Python and torch, the other packages at their lowest and newest versions; writes docs/compatibility.md (CELLS="…" PYTHON_DIRS=folder:folder)
+	$(BIN)/python -m tests.matrix --workers $(WORKERS) --pythons "$(PYTHON_DIRS)" $(CELLS)
+
+dist: $(RELEASE)/.installed ## Wheel, source package, SBOM and digests of HEAD in dist, from two builds that must be equal
+	@$(RELEASE)/bin/python -m tests.packaging.dist dist
+
+# Its own, since only a release needs what checks an SBOM.
+$(RELEASE)/.installed: $(STAMP)
+	$(BIN)/python -m venv --clear $(RELEASE)
+	$(BIN)/python -c "import site, sysconfig; print('import site; site.addsitedir(' + repr(sysconfig.get_path('purelib')) + ')')" \
+		> $$($(RELEASE)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/project.pth
+	$(RELEASE)/bin/python -m pip --disable-pip-version-check install -q 'cyclonedx-python-lib[json-validation]==11.12.0'
+	@touch $@
+
+dist-check: $(STAMP) ## Install what is in dist into empty environments, with and without torch, and use it (PYTHONS="python3.11 python3.13")
+	@$(BIN)/python -m tests.packaging.install_check dist build/dist-check $(PYTHONS:%=--python %)
 
 measures: $(STAMP) ## The measuring tests alone, one after another
 	$(BIN)/python -m pytest -m bench -s $(PYTEST_ARGS)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.packaging import install_check
 from tests.support.once import once
 
 pytestmark = pytest.mark.slow
@@ -129,10 +130,11 @@ def test_the_library_is_imported_without_any_extra(installed: Path, tmp_path: Pa
 
 
 @pytest.mark.whole
-def test_the_command_tells_its_version(installed: Path, tmp_path: Path) -> None:
-    told = run(installed / "bin" / "ckstore", "--version", cwd=tmp_path)
-
-    assert project_version() in told
+def test_the_core_is_used_without_torch_or_a_tool_of_the_development(
+    installed: Path, wheel: Path, tmp_path: Path
+) -> None:
+    install_check.check_installed(installed / "bin" / "python", "", tmp_path)
+    install_check.smoke(installed / "bin", install_check.build_of(wheel), tmp_path, has_torch=False)
 
 
 @pytest.mark.whole
