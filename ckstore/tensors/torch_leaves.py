@@ -29,6 +29,16 @@ DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
+def address_of(target: torch.Tensor) -> int:
+    """Return the address at which the memory of a tensor begins, or 0 if it has no memory of its own."""
+    if hasattr(target, "__tensor_flatten__"):
+        return 0
+    try:
+        return target.data_ptr()
+    except (NotImplementedError, RuntimeError):
+        return 0
+
+
 class Admitted:
     """A tensor of the state that can be stored."""
 

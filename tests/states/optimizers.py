@@ -187,7 +187,13 @@ def _hooked(made: Any) -> Any:
 def rows() -> Iterator[Run]:
     """Yield the rows."""
     yield from _of_torch()
-    muons = ({}, {"nesterov": False}, {"ns_steps": 3}, {"adjust_lr_fn": "match_rms_adamw"}, {"momentum": 0.5})
+    muons: tuple[dict[str, Any], ...] = (
+        {},
+        {"nesterov": False},
+        {"ns_steps": 3},
+        {"adjust_lr_fn": "match_rms_adamw"},
+        {"momentum": 0.5},
+    )
     for options in muons if hasattr(torch.optim, "Muon") else ():  # torch has it since 2.9
         yield _muon(**options)
     yield _sparse("SparseAdam", torch.optim.SparseAdam)

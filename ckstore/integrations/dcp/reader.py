@@ -56,8 +56,7 @@ from ckstore.ops.read.target_load import (
 from ckstore.ops.refs.find import open_directory
 from ckstore.store import RefLike, Store, context_of
 from ckstore.tensors.state_restore import allocate, build_with, make_leaf
-from ckstore.tensors.targets.torch_targets import address_of
-from ckstore.tensors.torch_leaves import DTYPES
+from ckstore.tensors.torch_leaves import DTYPES, address_of
 from ckstore.tensors.torch_ranges import count_beyond
 from ckstore.training.newest import untried
 

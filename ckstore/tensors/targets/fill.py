@@ -69,7 +69,7 @@ class Filling:
     @property
     def addresses(self) -> frozenset[int]:
         """The addresses at which the memory of the bound tensors and arrays begins."""
-        return frozenset(_functions(target).address_of(target) for target in self._bound.values()) - {0}
+        return frozenset(_leaves(target).address_of(target) for target in self._bound.values()) - {0}
 
     @property
     def later_bytes(self) -> int:
@@ -228,6 +228,15 @@ def _functions(target: Any) -> Any:
         from ckstore.tensors.targets import torch_targets
 
         return torch_targets
+    return _leaves(target)
+
+
+def _leaves(target: Any) -> Any:
+    """Return the module for leaves of this kind."""
+    if is_tensor(target):
+        from ckstore.tensors import torch_leaves
+
+        return torch_leaves
     from ckstore.tensors import numpy_leaves
 
     return numpy_leaves

@@ -114,16 +114,6 @@ def region(target: torch.Tensor, leaf: LeafRecord) -> Region | None:
     return Region(flat.data_ptr(), nbytes, flat.numpy().data if space is None else space.fillable(flat))
 
 
-def address_of(target: torch.Tensor) -> int:
-    """Return the address at which the memory of a tensor begins, or 0 if it has no memory of its own."""
-    if hasattr(target, "__tensor_flatten__"):
-        return 0
-    try:
-        return target.data_ptr()
-    except (NotImplementedError, RuntimeError):
-        return 0
-
-
 def elements_key(target: torch.Tensor) -> object:
     """Return a value that is equal for tensors with the same elements of the same memory."""
     if (
