@@ -127,7 +127,7 @@ AnyPath: TypeAlias = StorePath | Path | str
 class at:  # noqa: N801 - a with statement reads as a function
     """Yield ``(dir_fd, name)`` of a place for a ``with`` block: `name` in the directory `dir_fd`.
 
-    A path outside of stores and the root of a store are yielded unchanged. If the block raises an `OSError` with `name`
+    A path outside a store and the root of a store are yielded unchanged. If the block raises an `OSError` with `name`
     as its file name, the file name is replaced by the whole path.
 
     Raises:
@@ -228,7 +228,7 @@ def open_closed_streams() -> None:
 def open_directory(where: AnyPath, *, dir_fd: int | None = None, flags: int = 0) -> int:
     """Return a descriptor of a directory, to list it, to lock it, or to make its names durable.
 
-    `flags` are used for the root and for paths outside of stores. In a store, no symlink is followed in any case.
+    `flags` are used for the root and for paths outside stores. In a store, no symlink is followed in any case.
     """
     if not isinstance(where, StorePath) or not where.parts:
         return open_at(where, os.O_RDONLY | os.O_DIRECTORY | flags, dir_fd=dir_fd)

@@ -247,8 +247,8 @@ class Staging:
             try:
                 links.try_link(mine, canonical)  # if no link is possible, only this save has the blob
             except FileExistsError:
-                # Another process has offered the blob. Check it through an own link, since the canonical name may be
-                # freed or replaced during the check.
+                # Another process has offered the blob. It is checked through a separate link, since the canonical name
+                # may be freed or replaced during the check.
                 theirs = self._link_of(canonical)
                 if theirs is None:
                     continue

@@ -15,9 +15,9 @@ from ckstore.model.manifest.manifest import BlobRecord, Manifest
 from ckstore.model.names import CheckpointKey
 
 _OWN = 1 / 4
-"""The minimum share of an own blob that a checkpoint needs.
+"""The minimum share of a blob that the checkpoint must need, for the blob to count as its own.
 
-A blob of which it needs less is an old pack: decoding the small tensors in it hardly slows a load."""
+A blob with a smaller share is an old pack. Decoding the few small tensors in it hardly slows a load."""
 
 
 def needed_bytes(manifest: Manifest) -> dict[str, int]:

@@ -171,7 +171,7 @@ class TensorWork(Work):
         return ExportedFile(shard.name, shard.layout.nbytes, len(shard.tensors))
 
     def state_parts(self, plan: ExportPlan) -> Iterator[bytes]:
-        """Yield ``state.json`` in parts. It has one line for each value, so that it can be searched as text."""
+        """Yield ``state.json`` in parts. It has one line for each value, which allows text searches."""
         manifest = self.directory.manifest
         head = {
             "format": "ckstore-state",

@@ -222,7 +222,7 @@ class Follower:
             time.sleep(timeout_s)
             return None
         names = self._watch.wait(timeout_s)
-        # After too many events, or if the directory was removed, watch the current directory anew.
+        # After too many events, or if the directory was removed, a new watch of the current directory is needed.
         if names is None:
             self._stop_watching()
             return None
