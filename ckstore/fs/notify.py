@@ -12,7 +12,7 @@ from typing import Self
 from ckstore.fs import files
 from ckstore.fs.dirfd_stat import AnyPath
 
-# From sys/inotify.h; Python has no binding for it.
+# These values are from sys/inotify.h, because Python has no binding for inotify.
 _IN_CREATE, _IN_MOVED_TO = 0x100, 0x80
 _IN_Q_OVERFLOW, _IN_IGNORED = 0x4000, 0x8000
 _IN_DELETE_SELF, _IN_MOVE_SELF = 0x400, 0x800

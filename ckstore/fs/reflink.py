@@ -6,7 +6,7 @@ import errno
 import fcntl
 import struct
 
-# From linux/fs.h. The argument of the call is a struct file_clone_range.
+# The number is from linux/fs.h. The argument of the call is a struct file_clone_range.
 _FICLONERANGE = 0x4020940D
 # The files are on different filesystems, or on one that cannot share blocks; the range is not aligned to
 # blocks; or the target is immutable. The caller then copies the data.

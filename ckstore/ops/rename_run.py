@@ -72,7 +72,7 @@ def rename_run(context: Context, old: str, new: str, copies: RunCopies) -> list[
         _take_directory(context, new)
     ids: dict[str, str] = {}
     pairs: list[tuple[CheckpointInfo, CheckpointInfo]] = []
-    dropped: list[str] = []  # what rules and users dropped meanwhile
+    dropped: list[str] = []  # a sentence about each checkpoint that was dropped during the renaming
     for info in moving:
         copy = _copied(context, info, new)
         if copy is None:
