@@ -194,7 +194,7 @@ class TrackerLogger:
                 try:
                     if run is not None:
                         run.log(self._record(info))
-                except Exception as error:  # noqa: BLE001 - foreign code; the error is reported
+                except (Exception, SystemExit) as error:  # noqa: BLE001 - foreign code; the error is reported
                     failures.append(f"{identity.kind}: {_text(error)}")
             if failures:
                 self._fail(info, "; ".join(failures))

@@ -105,11 +105,12 @@ def test_log_show_and_the_report_have_the_run(tracker: StandIn, store: Store) ->
     check_store(store.path)
 
 
+@pytest.mark.parametrize("kind", [ConnectionError, SystemExit])
 def test_a_tracker_that_fails_is_one_warning_and_an_event_for_each_checkpoint(
-    tracker: StandIn, store: Store, caplog: pytest.LogCaptureFixture
+    kind: type[BaseException], tracker: StandIn, store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail() -> None:
-        raise ConnectionError("the server is away")
+        raise kind("the server is away")
 
     tracking = track(store)
     tracker.act = fail
@@ -120,7 +121,7 @@ def test_a_tracker_that_fails_is_one_warning_and_an_event_for_each_checkpoint(
     said = [record.getMessage() for record in caplog.records if "not logged" in record.getMessage()]
     assert len(said) == 1
     assert said[0].startswith("main@1 is saved, but was not logged to its tracker: ")
-    assert said[0].endswith("ConnectionError: the server is away")
+    assert said[0].endswith(f"{kind.__name__}: the server is away")
     assert untracked(store) == [1, 2]
     assert "the server is away" in about_logging(store)[0]
 

@@ -26,7 +26,16 @@ GOING_ON = [
         "TrackerLogger._log_all",
         "            if failures:\n",
         "            if False:\n",
-        f"{_TRACKERS}::test_a_tracker_that_fails_is_one_warning_and_an_event_for_each_checkpoint[wandb]",
+        f"{_TRACKERS}::test_a_tracker_that_fails_is_one_warning_and_an_event_for_each_checkpoint[wandb-ConnectionError]",
+        "assert",
+    ),
+    Mutant(
+        "a tracker that exits does not end its thread",
+        "trackers-end-their-thread",
+        "TrackerLogger._log_all",
+        "except (Exception, SystemExit) as error:",
+        "except Exception as error:",
+        f"{_TRACKERS}::test_a_tracker_that_fails_is_one_warning_and_an_event_for_each_checkpoint[wandb-SystemExit]",
         "assert",
     ),
     Mutant(
