@@ -161,4 +161,14 @@ EVALUATING = [
         f"{_TESTS}::test_what_is_dropped_but_not_lost_for_an_evaluation_is_not_named",
         "dropped before they had bleu: gpt@5",
     ),
+    Mutant(
+        "an evaluation that cannot begin is no attempt",
+        "unbegun-evaluations-count",
+        "Evaluator._pick",
+        "            except BaseException:  # it was not returned, and must not count as tried\n"
+        "                self.end(tried=False)\n",
+        "            except BaseException:\n                self.end(tried=True)\n",
+        f"{_TESTS}::test_an_evaluation_that_cannot_begin_does_not_count_as_an_attempt",
+        "assert",
+    ),
 ]

@@ -112,9 +112,11 @@ class Evaluator:
         records = evaluations.records(self._context.layout)
         for waiting in sorted(self._waiting.values(), key=lambda info: info.order, reverse=self._newest_first):
             info = self._now(waiting)
-            if info is None or not self._begin(info, records):
+            if info is None:
                 continue
             try:
+                if not self._begin(info, records):
+                    continue
                 again = self._look_again(info)
             except InUse:
                 # Another process has the lock of the run, or had it on a filesystem where locks do not reach all hosts.

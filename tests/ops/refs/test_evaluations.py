@@ -24,7 +24,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckstore import BadInput, CheckpointInfo, CkstoreWarning, InUse, ReadOnlyStore, RetentionPolicy, Store, UnsafePlace
+from ckstore import (
+    BadInput,
+    CheckpointInfo,
+    CkstoreWarning,
+    InsufficientSpace,
+    InUse,
+    ReadOnlyStore,
+    RetentionPolicy,
+    Store,
+    UnsafePlace,
+)
 from ckstore.fs import lock_files
 from ckstore.objects.documents import evaluations
 from ckstore.ops.free import drop as drop_module
@@ -658,6 +668,25 @@ def test_a_run_that_another_process_has_locked_is_waited_for_and_not_for_ever(
     with store.follow("gpt", lacking="bleu") as follower, pytest.raises(InUse, match="locked by another process"):
         next(follower)
     assert records(store) == []  # it was never tried
+
+
+def test_an_evaluation_that_cannot_begin_does_not_count_as_an_attempt(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(store, 0)
+    begin = evaluations.begin
+
+    def full(layout: Any, id: str, metric: str, number: int) -> Any:
+        if metric == "rouge":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return begin(layout, id, metric, number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(evaluations, "begin", full)
+        with pytest.raises(InsufficientSpace):
+            steps(store, ("bleu", "rouge"), attempts=1)
+    assert records(store) == []
+    assert steps(store, ("bleu", "rouge"), attempts=1) == [0]
 
 
 def test_what_is_no_record_of_an_evaluation_keeps_nothing(store: Store) -> None:
