@@ -24,7 +24,7 @@ def states() -> list[Any] | None:
 
 
 def set_states(saved: Sequence[Any]) -> None:
-    """Set the generators of the GPUs that this process has to these states."""
+    """Set the generators of the GPUs of this process to these states."""
     import torch
 
     if torch.cuda.is_available():

@@ -62,7 +62,8 @@ def capture(
             or a random generator. A value that nothing can be loaded into, such as ``epoch=3``, is added to `extra`.
 
     Raises:
-        BadInput: A part has the name of another entry of the state, or accelerate prepared the data loader.
+        BadInput: A part has the name of another entry of the state, or accelerate prepared the data loader without
+            `use_stateful_dataloader`.
     """
     # None means that the run has no such part, so scripts can always pass all parts.
     parts = given_parts(parts)
@@ -76,7 +77,7 @@ def capture(
         check_loader(dataloader)
         begin(dataloader)
     searched = {**held, **({} if dataloader is None else {"dataloader": dataloader})}
-    # The states of these generators are already among those of all generators of parts.
+    # Omit parts that are generators, because `states_of` returns the states of all generators.
     held = {name: part for name, part in held.items() if kind_of_generator(part) is None}
     generators, is_whole = find_generators(searched)
     private = states_of(generators)
@@ -113,7 +114,7 @@ def capture(
 
 
 def given_parts(parts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parts with other names that are not None."""
+    """Return the additional parts that are not None."""
     if RECORD in parts:
         raise BadInput(f"{RECORD} is the name of the record in the state", hint="give this part another name")
     return {name: part for name, part in parts.items() if part is not None}
@@ -131,9 +132,9 @@ def _by_place(name: str) -> int:
 
 
 def warn_of_place(loader: Any, instead: str) -> None:
-    """Warn once for each class of data loaders without a position. `instead` is advice about a loader that has one."""
+    """Warn once for each class of data loaders without a position. `instead` is advice to the user."""
     kind = type_name(type(loader))
-    msg = f"{kind} does not save its position, so a run that is resumed within an epoch begins it again; {instead}"
+    msg = f"{kind} does not save its position, so a run resumed within an epoch begins the epoch again; {instead}"
     warn_once(kind, msg)
 
 

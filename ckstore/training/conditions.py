@@ -1,4 +1,4 @@
-"""The conditions of a run at a save, in addition to its state, and their differences from the current ones."""
+"""The conditions under which a run was saved, apart from its state, and their differences from the current ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ckstore.training.processes import rank_and_world
 @brief()
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """The conditions of a run at a save, in addition to its state."""
+    """The conditions under which a run was saved, apart from its state."""
 
     world_size: int = 1  # number of processes that trained
     rng_ranks: tuple[int, ...] = ()  # ranks whose random states were captured
@@ -69,9 +69,9 @@ class Conditions:
 def differences(
     before: Conditions, now: Conditions, ranks: Sequence[int] | None = None, *, rng: bool = True
 ) -> Iterator[str]:
-    """Yield the differences that prevent an exact resume on these ranks. If None, on this one.
+    """Yield the differences that prevent an exact resume on `ranks`, or on this rank if `ranks` is None.
 
-    Without `rng`, ignore random states.
+    Without `rng`, random states are not compared.
     """
     ranks = rank_and_world()[:1] if ranks is None else ranks
     lacking = tuple(rank for rank in ranks if rank not in before.rng_ranks)

@@ -22,28 +22,30 @@ OBJECTS_MOST = 100_000
 """The maximum number of inspected objects of all parts. A part may refer to half the program."""
 _SYSTEM_RANDOM = "SystemRandom"
 _ITEMS_MOST = 1_000
-"""A larger container is data, such as the file names of a data set."""
+"""The maximum number of items of a searched container. A larger one is data, such as the file names of a data set."""
 _PLAIN = frozenset(
     {
         *(str, bytes, int, float, complex, bool, type(None), type, set, frozenset),
         *(types.ModuleType, types.BuiltinFunctionType),
     }
 )
-# Attributes of a loader that has begun: its iterator, which a new process lacks, and its workers.
+# Attributes that are not searched: the iterator of a loader, which a new process lacks; the containers of a module,
+# since its submodules are searched separately; and the `_generators` that `StatefulDataset` keeps.
 _PASSED_OVER = frozenset({"_iterator", "__weakref__", "_parameters", "_buffers", "_modules", "_generators"})
 
 
 def find_generators(parts: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
-    """Return each generator that a part refers to by its path, such as ``ema.rng``, and whether the search is complete.
+    """Return the generators that parts refer to, by path, such as ``ema.rng``, and whether the search is complete.
 
-    The shortest path is the name, so two processes that created their parts in the same way have the same names.
+    A generator is named by its shortest path. Two processes that created their parts in the same way find the same
+    names.
     Global generators of the process are omitted.
     """
     return find_objects(parts, lambda value: kind_of_generator(value) is not None)
 
 
 def find_objects(parts: Mapping[str, Any], is_wanted: Callable[[Any], bool]) -> tuple[dict[str, Any], bool]:
-    """Return each wanted object that a part refers to by its path, and whether all objects were inspected.
+    """Return the wanted objects that parts refer to, by path, and whether all objects were inspected.
 
     The attributes of a wanted object are not searched.
     """
@@ -58,13 +60,13 @@ def find_objects(parts: Mapping[str, Any], is_wanted: Callable[[Any], bool]) -> 
         if is_wanted(value):
             found[path] = value
         else:
-            # Most members are numbers and names. A model has thousands of modules, and each save runs this search.
+            # Leave out plain values, because each save runs this search, and a model may have thousands of modules.
             waiting.extend((f"{path}.{name}", child) for name, child in _children(value) if type(child) not in _PLAIN)
     return found, not waiting
 
 
 def _global_generators() -> Iterator[Any]:
-    yield random._inst  # noqa: SLF001 - what the functions of the module draw from
+    yield random._inst  # noqa: SLF001 - the functions of the module draw from it
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     if numpy is not None:
         yield numpy.random.mtrand._rand  # noqa: SLF001 - as above
@@ -126,13 +128,13 @@ def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _is_of(module: str, name: str, value: object) -> bool:
-    """Whether a value is of a class of an imported module. During an import by another thread, it may be missing."""
+    """Whether a value is of this class. False if the module is not imported, or another thread is importing it."""
     kind = getattr(sys.modules.get(module), name, None)
     return kind is not None and issubclass(type(value), kind)
 
 
 def kind_of_generator(value: object) -> str | None:
-    """Return the kind of a generator, or None for other values. A state can only be set in a generator of its kind."""
+    """Return the kind of a generator, or None for other values. A state fits only generators of its kind."""
     generator: Any = value
     if issubclass(type(value), random.Random):
         return _SYSTEM_RANDOM if issubclass(type(value), random.SystemRandom) else "Python"
@@ -146,7 +148,7 @@ def kind_of_generator(value: object) -> str | None:
 
 
 def states_of(generators: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the kind and state of each generator with a state, by its path, as values that a state may hold."""
+    """Return the kind and state of each generator with a state, by path, as values that a checkpoint may hold."""
     kinds = {path: kind_of_generator(one) for path, one in generators.items()}
     return {path: _state(generators[path], kind) for path, kind in kinds.items() if kind != _SYSTEM_RANDOM}
 
@@ -180,7 +182,7 @@ def _seeds(generator: Any) -> dict[str, Any] | None:
 
 
 def _plain(numbers: Any) -> Any:
-    """Return what NumPy accepts as a seed, such as nested sequences and scalars of NumPy, as lists, int and str."""
+    """Convert a seed for NumPy, such as nested sequences or scalars of NumPy, to lists, int and str."""
     if hasattr(numbers, "tolist"):
         return numbers.tolist()
     return numbers if isinstance(numbers, int | str) else [_plain(number) for number in numbers]
@@ -200,7 +202,7 @@ def set_generators(generators: Mapping[str, Any], states: Mapping[str, Any]) -> 
             differing.append(f"{name} is {kind}, but was {saved['kind']} in the checkpoint, and was not changed")
         else:
             _set(generator, saved["state"])
-            if not _set_seeds(generator, saved.get("seeds")):  # drafts have none
+            if not _set_seeds(generator, saved.get("seeds")):  # early versions saved none
                 differing.append(f"{name} will spawn other generators: create it from the same seed")
     gone = [path for path in states if path not in generators]
     absent = (f"the checkpoint has a state of the random generator {path}, which does not exist now" for path in gone)
@@ -219,7 +221,7 @@ def _set(generator: Any, state: Any) -> None:
 
 
 def _set_seeds(generator: Any, seeds: Mapping[str, Any] | None) -> bool:
-    """Whether a NumPy generator spawns the same generators as the saved one, after an attempt to ensure it."""
+    """Set the seeds of a NumPy generator. Return whether it then spawns the same generators as the saved one."""
     own = _seeds(generator)
     if seeds is None or own is None:
         return True
@@ -234,6 +236,7 @@ def _set_seeds(generator: Any, seeds: Mapping[str, Any] | None) -> bool:
 def _replace_seed_sequence(bits: Any, seeds: Mapping[str, Any]) -> None:
     import numpy as np
 
-    # NumPy 2 pickles the seeds with the state; NumPy 1.26 pickles only the state, and refuses a pair.
+    # NumPy 2 pickles the seeds with the state; NumPy 1.26 pickles only the state, and its
+    # `__setstate__` refuses a pair.
     with suppress(TypeError):
         bits.__setstate__((bits.state, np.random.SeedSequence(**seeds)))

@@ -45,7 +45,7 @@ _LATEST_MOST_BYTES = 4096
 _STATE = "trainer_state.json"
 _STATE_MOST_BYTES = 256 * 2**20
 IMPORTED = "imported"
-"""The key in the metadata of the record about the source of a checkpoint."""
+"""The key, in the metadata of a checkpoint, of the record about its source."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class CheckpointFolder:
         path: The directory or file of the checkpoint.
         step: The step of the checkpoint.
         time: The time of the last write, in UTC.
-        nbytes: The size of all files.
+        nbytes: The total size of all files, in bytes.
         incomplete: The reason why the checkpoint is not complete. It is empty for a complete one.
     """
 
@@ -77,7 +77,7 @@ class ImportReport:
         present: The checkpoints that an earlier import committed.
         skipped: The names in the folder that were not imported -> the reasons.
         deleted: The sources that were deleted after their copies were verified.
-        source_bytes: The size of the files of all imported and present checkpoints.
+        source_bytes: The total size of the files of all imported and present checkpoints.
         new_bytes: The bytes that the import added to the store.
     """
 
@@ -103,7 +103,7 @@ def lines(report: ImportReport) -> Iterator[str]:
 
 
 def find_checkpoints(folder: str | os.PathLike[str]) -> tuple[list[CheckpointFolder], dict[str, str]]:
-    """Return the checkpoints in a folder in the order of their steps, and each other name with the reason.
+    """Return the checkpoints in a folder, ordered by step, and the reason for each name that was skipped.
 
     Recognized names are ``checkpoint-500``, ``step-500``, ``global_step500``, ``iter_0000500`` and
     ``epoch=1-step=500.ckpt``. If a file ``latest`` or ``latest_checkpointed_iteration.txt`` names one of them, that
@@ -148,7 +148,7 @@ def _listed(base: StorePath) -> list[tuple[str, int]]:
 
 
 def _gather(where: StorePath) -> list[Entry]:
-    """Return the entries of a checkpoint that `commit` would store. No symlink is followed, not even the top one."""
+    """Return the entries of a checkpoint that `commit` would store. No symlink is followed, even if `where` is one."""
     with _reading(where):
         top = look_at(where, where.name)
         # Use descriptors and do not follow symlinks, so that only the imported files are deleted later.
@@ -199,7 +199,7 @@ def _named_latest(base: StorePath, skipped: dict[str, str]) -> set[str]:
 
 @contextmanager
 def _reading(path: StorePath) -> Iterator[None]:
-    """Convert errors of reading a file or directory in the block to `BadInput`."""
+    """Convert each `OSError` of the block, which reads a file or directory, to `BadInput`."""
     try:
         yield
     except OSError as error:
@@ -218,16 +218,17 @@ def import_history(
     """Commit every checkpoint in a folder at its step, the oldest first. Each is durable before the next one begins.
 
     Steps, times and the metrics in ``trainer_state.json`` are also imported. A repeated call continues an interrupted
-    import. It does not read a checkpoint again that is in the store with the same names, sizes and times of its files.
+    import. It does not read a checkpoint again if the names, sizes and times of its files have not changed.
 
-    Nothing is imported if the run has checkpoints that were not imported, since an older checkpoint would become its
-    latest, or if a policy or a budget would drop checkpoints because of the import. A budget counts the sizes of the
-    files, since it is not known how much data they share. A call with no new checkpoint always succeeds.
+    Nothing is imported if the run has checkpoints that were not imported, since an older checkpoint would become the
+    latest of the run. Nothing is imported either if a policy or a budget would drop checkpoints because of the import.
+    The check against a budget adds up the sizes of the files, since it is not known how much data the files share. A
+    call with no new checkpoint always succeeds.
 
     Args:
         store: The store.
         folder: The folder with the checkpoints.
-        run: Name of the run. If None, that of `Store.open`, otherwise ``main``.
+        run: Name of the run. If None, the run that was given to `Store.open`, or ``main`` if none was given.
         delete_sources: Delete each source after its copy was read back from the disk and verified.
         progress: Called with the number of bytes done and the total.
 
@@ -380,14 +381,14 @@ def _listing(entries: list[Entry]) -> str:
 
 
 def run_of(store: Store, run: str | None) -> str:
-    """Return the run of a save: `run`, that of the handle, or ``main``. For ``auto``, return a new run."""
+    """Return `run`. If it is None, return the run of the handle, or ``main``. For ``auto``, return a new run."""
     return store._new_run() if run == AUTO else run or store.run or DEFAULT_RUN  # noqa: SLF001 - as `save` finds it
 
 
 def _present(store: Store, run: str | None, source: CheckpointFolder, listing: str) -> CheckpointInfo | None:
     try:
         info = store.info(f"{run_of(store, run)}@{source.step}")
-    except (NoSuchRef, InUse):  # InUse: the step is being replaced, and a commit of that step completes this
+    except (NoSuchRef, InUse):  # InUse: the step is being replaced, and a commit of that step completes the replacement
         return None
     recorded: Any = info.metadata.get(IMPORTED)
     return info if isinstance(recorded, dict) and recorded.get("listing") == listing else None

@@ -25,7 +25,7 @@ STATEFUL = f"{_TORCHDATA}.StatefulDataLoader"
 
 
 def description(loader: Any) -> dict[str, Any]:
-    """Return a description of a data loader as metadata. A loader with another description returns other batches."""
+    """Return a description of a data loader as metadata. A loader with another description may return other batches."""
     found: dict[str, Any] = {"class": type(loader).__name__}
     for name in ("batch_size", "num_workers", "drop_last"):
         value = getattr(loader, name, None)
@@ -55,7 +55,7 @@ def check_loader(loader: Any) -> None:
     """Refuse a loader that has the methods of a state but no state.
 
     Raises:
-        BadInput: accelerate prepared the loader.
+        BadInput: accelerate prepared the loader without `use_stateful_dataloader`.
     """
     if _is_prepared(loader) and not loader.use_stateful_dataloader:
         raise BadInput("the data loader was prepared by accelerate, and has no state", hint=f"save with {_INSTALL}")
@@ -63,7 +63,7 @@ def check_loader(loader: Any) -> None:
 
 def _is_prepared(loader: Any) -> bool:
     kind = getattr(sys.modules.get("accelerate.data_loader"), "DataLoaderAdapter", None)
-    # Check the type, because the instance answers for the loader that it wraps.
+    # Check the type, because an instance reports the class of the loader that it wraps.
     return kind is not None and issubclass(type(loader), kind)
 
 
@@ -77,7 +77,7 @@ def begin(loader: Any) -> None:
 
 
 def place(loader: Any) -> dict[str, Any]:
-    """Return the position of a loader that is not in its own state.
+    """Return the values that describe the position of a loader in addition to its ``state_dict()``, if it has one.
 
     Returns:
         ``epoch`` is the epoch of its sampler, or None. ``begun`` is whether the loader keeps an iterator. ``read`` is
@@ -96,7 +96,8 @@ def place_misfit(loader: Any, saved: Mapping[str, Any]) -> str:
     now = getattr(loader, "num_workers", None)
     if not _is_of(_TORCHDATA, "StatefulDataLoader", loader) or saved.get("num_workers") == now:
         return ""
-    # Its position consists of the positions of its workers. It would raise an AssertionError at the next batch.
+    # The position consists of one position for each worker. With another number of workers, the loader would raise an
+    # AssertionError at the next batch.
     return f"the data loader has {now} workers, but its position was saved with {saved.get('num_workers')}"
 
 
@@ -107,7 +108,8 @@ def reading(loader: Any, place: Mapping[str, Any], before_world_size: int, world
         return
     count = length_of(loader.dataset) or sys.maxsize
     shares = shares or isinstance(loader.sampler, ElasticSampler)
-    # Either all ranks together have read the first samples of one order, or each rank has read some of its own.
+    # If the ranks share one order, all of them together have read its first samples. Otherwise, each rank has read the
+    # first samples of its own order.
     read = min(place["read"] * (before_world_size if shares else 1), count)
     begin = min(place["read"] * world_size, count)
     whose = "the epoch" if shares or before_world_size == 1 else "the epoch on each rank"
@@ -127,14 +129,14 @@ def position_change(read: int, begin: int, whose: str) -> Iterator[str]:
 
 def batches_of_prepared(loader: Any) -> int:
     """Return the number of batches of an epoch that a loader of accelerate has returned, or 0 if this is unknown."""
-    if type(loader).__name__ != "DataLoaderShard":  # a dispatcher reads the batches of all processes on one
+    if type(loader).__name__ != "DataLoaderShard":  # in a dispatcher, one process reads for all
         return 0
-    # It reads one batch ahead of the batch that it returns.
+    # A `DataLoaderShard` has already read the batch after the one that it returned last.
     return max(_batches_read(loader.base_dataloader) - 1, 0)
 
 
 def set_place(loader: Any, place: Mapping[str, Any], generators: Mapping[str, Any], states: Mapping[str, Any]) -> None:
-    """Set the position of a loader, and then the states of its generators, from which the loader draws.
+    """Set the position of a loader, and then the states of the generators from which the loader draws.
 
     Args:
         loader: The loader. If it has its own state, that state was already loaded.
@@ -147,8 +149,8 @@ def set_place(loader: Any, place: Mapping[str, Any], generators: Mapping[str, An
         set_epoch(place["epoch"])
     if not place["begun"]:
         return
-    # A loader draws a seed, and maybe an order, when it creates its iterator. So create it before the states of the
-    # saved run are set.
+    # A loader draws a seed, and maybe an order, when it creates its iterator. So create the iterator before the states
+    # of the saved run are set.
     begin(loader)
     if not is_stateful(loader) and _has_persistent_workers(loader):
         iter(loader)  # the next `iter` begins an epoch with the same workers, and draws no seed
@@ -183,13 +185,13 @@ def losses(loader: Any) -> Iterator[str]:
         # A loader that is not of torch does not report its position.
         if is_inside_epoch(loader) or not _is_of("torch.utils.data", "DataLoader", loader):
             yield (
-                "the data loader does not save its position in the data, so it begins an epoch, but was saved inside "
-                f"one; save after the loop over it, or use {STATEFUL}"
+                "the data loader does not save its position in the data, so a run that was saved inside an epoch "
+                f"resumes at the beginning of an epoch; save after the loop over it, or use {STATEFUL}"
             )
         if _has_persistent_workers(loader) and place(loader)["begun"] and not _draws_nothing(loader.dataset):
             yield (
-                "the worker processes of the data loader persist through all epochs, and new ones begin with other "
-                "random numbers; use persistent_workers=False"
+                "the worker processes of the data loader persist through all epochs, and new worker processes "
+                "begin with other random numbers; use persistent_workers=False"
             )
 
 
@@ -224,16 +226,17 @@ def _losses_of_nodes(loader: Any) -> Iterator[str]:
         elif _is_of(_NODES, "BaseNode", node):
             waiting += vars(node).values()
         sampler = getattr(node, "sampler", None) if _is_of(_NODES, "SamplerWrapper", node) else None
-        # It skips the samples that it already returned, in a new order of the sampler.
+        # After a resume, a SamplerWrapper draws a new order from the sampler, and skips as many samples of it as it had
+        # returned of the old order. These are other samples.
         if sampler is not None and not hasattr(sampler, "set_epoch") and _draws_order(sampler):
             yield (
                 f"{type_name(type(sampler))} in a SamplerWrapper returns the rest of the epoch in another order, so "
-                "that samples are read a second time and others never; use ckstore.training.ElasticSampler"
+                "some samples are read twice and others never; use ckstore.training.ElasticSampler"
             )
 
 
 def _is_of(module: str, name: str, value: object) -> bool:
-    """Whether a value is of a class whose module is imported."""
+    """Whether a value is an instance of this class. False if the module of the class is not imported."""
     kind = getattr(sys.modules.get(module), name, None)
     return kind is not None and isinstance(value, kind)
 
@@ -272,7 +275,7 @@ def _placeless(sampler: Any) -> Any:
 
 
 def _draws_order(sampler: Any) -> bool:
-    """Whether a sampler may return another order each time. A sampler with its own state does not."""
+    """Whether a sampler may return another order each time. False for a sampler with its own state."""
     order = sampler.sampler if _is_of("torch.utils.data", "BatchSampler", sampler) else sampler
     # These samplers always return the same order, and a stream has no order.
     repeats = any(_is_of("torch.utils.data", name, order) for name in ("SequentialSampler", "DistributedSampler"))
@@ -294,7 +297,7 @@ def _batches_read(loader: Any) -> int:
         return 0
     sampler = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
     # Each iterator of the loader refers to its sampler. Without an iterator, only the loader, this variable and the
-    # argument refer to it, so a save between two epochs does not search the whole heap.
+    # argument of `getrefcount` refer to the sampler, so a save between two epochs does not search the whole heap.
     if sys.getrefcount(sampler) <= 3:
         return 0
     return max((members["_num_yielded"] for members in _iterators(sampler) if not _is_exhausted(members)), default=0)

@@ -55,12 +55,12 @@ def own(values: Mapping[str, T]) -> T | None:
 
 
 def by_key(values: Mapping[int, T]) -> dict[str, T]:
-    """Return values that `gather` returned under their keys in a captured state."""
+    """Return the values of `gather` by their keys in a captured state."""
     return {_key(rank): value for rank, value in values.items()}
 
 
 def own_key(ranks: Collection[int]) -> str:
-    """Return the key in a captured state of the values that this process takes, if those of `ranks` were captured."""
+    """Return the key, in a captured state with values of these ranks, of the values that this process uses."""
     # A new rank uses the states of rank 0, so that states that are equal on all ranks remain equal.
     rank = rank_and_world()[0]
     return _key(rank if rank in ranks else 0)

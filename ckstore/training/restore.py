@@ -39,7 +39,7 @@ class ResumeReport:
         unused: The parts of the checkpoint that were not passed to `restore`.
         inexact: The aspects that will not continue exactly, one sentence each. If it is empty, ckstore knows of no
             difference from a run without an interruption.
-        extra: The `extra` values of `capture`, and its other values that nothing can be loaded into.
+        extra: The `extra` values of `capture`, and its parts into which nothing can be loaded.
         overwritten: The hyper-parameters of your optimizers that the checkpoint replaced, one sentence each. The run
             continues with the values of the checkpoint.
     """
@@ -83,7 +83,7 @@ class _RandomStates(_Receiver):
         self._parts = parts
 
     def load_state_dict(self, state: Any) -> None:
-        """Keep the random states of the process, and set those of generators of parts."""
+        """Keep the random states of the process, and set the generators that belong to parts."""
         super().load_state_dict(state)
         # Ignore the generators of parts that were not passed to `restore`.
         of_parts = state.get(PRIVATE, {}).items()
@@ -124,7 +124,7 @@ def restore(
     Raises:
         NoSuchRef, AmbiguousRef: The ref does not name one checkpoint.
         BadInput: `capture` did not make the checkpoint, nothing can be loaded into a part, or accelerate prepared the
-            data loader.
+            data loader without `use_stateful_dataloader`.
         DoesNotFit: The checkpoint lacks a part, or a part differs from its object.
         DamagedBlob: Data is damaged. The objects may hold a part of the state. With ``latest-valid``, the previous
             checkpoint is then restored into them. If that one lacks one of the parts, `BadInput` is raised.
@@ -135,7 +135,7 @@ def restore(
     plain = next((name for name, part in parts.items() if not loads_in_place(part)), None)
     if plain is not None:
         msg = f"{plain}: nothing can be loaded into a {type_name(type(parts[plain]))}"
-        raise BadInput(msg, hint=f'leave it out: restore(…).extra["{plain}"] has what was captured')
+        raise BadInput(msg, hint=f'leave it out: restore(…).extra["{plain}"] has the captured value')
     given = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler, **parts}
     wanted = {name: unwrapped(part) for name, part in given.items() if part is not None}
     if dataloader is not None:
@@ -156,7 +156,7 @@ def restore(
 def _restore_from(
     store: Store, info: CheckpointInfo, wanted: dict[str, Any], begun: dict[str, str], *, rng: bool, strict: bool
 ) -> ResumeReport:
-    """Restore from one checkpoint, and record its name in `begun` for each of its parts."""
+    """Restore from one checkpoint, and record its name in `begun` for each restored part."""
     record, before = _record(store, info)
     present = tuple(record["present"])
     missing = tuple(name for name in wanted if name not in present)
@@ -170,7 +170,8 @@ def _restore_from(
     target: dict[str, Any] = {"rng": {source: random}} if record["ranks"] else {}
     apart = {"dataloader", *random.generators}
     target |= {name: part for name, part in parts.items() if name not in apart}
-    # Loaders of two kinds cannot exchange a state. The report names their classes.
+    # A loader with a state cannot use the position of a loader without one, and vice versa. The report names both
+    # classes.
     resumes = loader is not None and record["loader"]["stateful"] == is_stateful(loader)
     misfit = place_misfit(loader, before.dataloader) if resumes else ""
     if misfit and strict:
@@ -184,7 +185,7 @@ def _restore_from(
     elif resumes and is_stateful(loader):
         target["dataloader"] = {source: loader}
     if record["extra"]:
-        # Use a receiver, because `load_into` fills existing objects and extra values have none.
+        # Use a receiver, because `load_into` fills existing objects, and there are none for extra values.
         target["extra"] = extra
     # Do this before the load, which may change these parts from its first byte on.
     begun |= dict.fromkeys(restored, info.name)
@@ -227,15 +228,16 @@ def _restore_from(
 
 
 def _refuse_missing(info: CheckpointInfo, missing: tuple[str, ...], begun: dict[str, str], *, strict: bool) -> None:
-    """Raise if a checkpoint lacks a part that holds data of a damaged one, or, with `strict`, any part."""
+    """Raise if a checkpoint lacks a part that may hold data of a damaged checkpoint, or, with `strict`, any part."""
     for name in missing:
-        # This object holds a part of a damaged checkpoint. The training would continue with a mixture.
+        # This object may hold some data of a damaged checkpoint. The training would continue with a mixture.
         if name in begun:
-            msg = f"{info.name} holds no {name}, and yours may hold a part of {begun[name]}, which is damaged"
+            msg = f"{info.name} holds no {name}, and your {name} may hold a part of {begun[name]}, which is damaged"
             raise BadInput(msg, hint=f"build all parts again, then restore {info.name}")
     if missing and strict:
         msg = f"{info.name} holds no {' and no '.join(missing)}, nothing was loaded"
-        raise DoesNotFit(msg, hint="strict=False restores the rest and reports them", missing=missing)
+        hint = "strict=False restores the other parts and reports the missing ones"
+        raise DoesNotFit(msg, hint=hint, missing=missing)
 
 
 def _set_rates(schedulers: Any) -> None:

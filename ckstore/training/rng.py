@@ -38,7 +38,7 @@ def set_random_states(states: Mapping[str, Any]) -> None:
         import numpy as np
 
         of = states["numpy"]
-        np.random.set_state(  # noqa: NPY002 - the global generator is what is in use
+        np.random.set_state(  # noqa: NPY002 - programs draw from the global generator
             (of["name"], of["keys"], of["position"], of["has_gauss"], of["cached"])
         )
     if "torch" in states:

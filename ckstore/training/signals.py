@@ -28,8 +28,8 @@ def stop_on_signals(*signals: int, grace_s: float = _GRACE_S) -> None:
 
     Args:
         signals: The numbers of the signals. Without any, SIGTERM.
-        grace_s: The number of seconds after the signal for saves, which is the time until the process is killed
-            without the time that it needs for other work.
+        grace_s: How many seconds after the signal saves may continue. Subtract the time that the process needs for
+            other work from the time until it is killed.
 
     Raises:
         BadInput: This is not the main thread, a signal cannot be handled, or `grace_s` is not a number of seconds.

@@ -25,7 +25,10 @@ from tests.training import loops_to_check
 Check = Callable[..., CheckReport]
 ROOT = Path(__file__).resolve().parents[2]
 _MODULE = "tests.training.loops_to_check"
-_REASON = "the data loader does not save its position in the data, so it begins an epoch, but was saved inside one"
+_REASON = (
+    "the data loader does not save its position in the data, so a run that was saved inside an epoch resumes at the "
+    "beginning of an epoch"
+)
 
 
 @pytest.fixture(scope="module")

@@ -201,7 +201,7 @@ def test_a_part_of_a_damaged_checkpoint_does_not_pass_for_what_was_there(strict:
 
     with (
         pytest.warns(CkstoreWarning, match="newer checkpoints are damaged"),
-        pytest.raises(BadInput, match="main@1 holds no model, and yours may hold a part of main@2, which is damaged"),
+        pytest.raises(BadInput, match="holds no model, and your model may hold a part of main@2, which is damaged"),
     ):
         restore(store, strict=strict, model=again.model, optimizer=again.optimizer)
 

@@ -1,4 +1,4 @@
-"""The result of a check: the certificate, or the first difference of a resumed training. Pure values."""
+"""The result of a check: the certificate, or the first difference of a resumed training."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class FirstDifference:
         names: The different names, such as ``model.0.weight``, in the order of the parts.
         expected: The value of the first name in the uninterrupted training. For a tensor, its type, shape and digest.
         found: The value of the first name in this training.
-        numbers: The distances by name of a tensor or a loss. ``largest_absolute`` is the largest absolute difference of
+        numbers: Name of a tensor or a loss -> its distance. ``largest_absolute`` is the largest absolute difference of
             two elements. ``ulps`` is the largest number of representable values between two elements, or None.
             ``size`` is the largest element.
         also: The other kinds that differ.
@@ -53,7 +53,8 @@ class FirstDifference:
     def __str__(self) -> str:
         when = "right after the restore" if self.after_restore else f"in step {self.step}"
         if self.kind == "position":
-            return f"after step {self.step} comes {_POSITIONS[self.found]}, uninterrupted {_POSITIONS[self.expected]}"
+            found, expected = _POSITIONS[self.found], _POSITIONS[self.expected]
+            return f"step {self.step} is followed by {found}, and in the uninterrupted training by {expected}"
         names = ", ".join(map(_named, self.names[:_NAMES_SHOWN]))
         more = len(self.names) - _NAMES_SHOWN
         listed = f"{names} and {more} more" if more > 0 else names
@@ -137,7 +138,7 @@ class CheckedPoint:
         elif self.cause == NUMBERS:
             yield f"these variables of the loop differ: {names}. Keep those that the training depends on in extra"
         elif self.cause == OWN:
-            yield "the loop has its own save and load, which do not keep this. capture and restore may"
+            yield "the loop has its own save and load, which do not keep this. capture and restore may keep it"
         elif self.cause == FAULT:
             yield "restore reported this resume as exact, but it is not. If the parts hold the whole state, this is"
             yield "a bug in ckstore. Please report it with the JSON of this check"

@@ -96,11 +96,11 @@ def check(
             element of a tensor.
         atol: For ``tolerant``, the absolute tolerance.
         ignore: Names that may differ, such as ``meter``, with all names below them. They may be shell patterns.
-        seed: Seed of the random generators of Python, NumPy and torch before the loop is made. The resumed process has
-            another seed, like a real one.
+        seed: Seed of the random generators of Python, NumPy and torch before the loop is made. The resumed process gets
+            another seed, because a real one has drawn other numbers.
         timeout_s: Maximum duration of one process, in seconds.
-        directory: A directory for the temporary store, which needs twice the space of a checkpoint. If None, that of
-            `tempfile`.
+        directory: A directory for the temporary store. It must have free space for two checkpoints. If None, the
+            default directory of `tempfile`.
         arguments: The arguments in ``sys.argv`` of `make_loop`, after the name of the program.
         progress: Called with a sentence before each process.
 
@@ -142,7 +142,7 @@ def check(
         try:
             points_found, verdict, difference = judged.judge(steps, compare, points)
         finally:
-            # The user's cache has notes and catalogs of the temporary stores.
+            # Delete the notes and catalogs of the temporary stores from the user's cache.
             for file in Path(folder).glob("*/store.json"):
                 forget(json.loads(file.read_text(encoding="utf-8"))["uuid"])
     reference = judged.reference

@@ -90,7 +90,7 @@ class _Worker:
                 loop.extra.update(report.extra)
         self.result["inexact"] = None if report is None else [*report.inexact]
         self._records.append(observer.record(RESUMED, saved.step))
-        # The restored state must equal the saved one with any tolerance, because no kernel ran in between.
+        # Use no tolerance. The restored state must equal the saved one, because no kernel ran in between.
         found = compare(saved, self._records[0], 0, tolerance=Tolerance(), ignored=self._ignored)
         return self._is_over(observer, found)
 
@@ -125,7 +125,7 @@ class _Worker:
         self._add(observer, Observation("end", step))
 
     def _add(self, observer: Observer, record: Observation) -> bool:
-        """Keep a record, and return whether it is the last one."""
+        """Keep a record, and return whether the task ends with it."""
         task = self._task
         is_last = self._is_last(record)
         if is_last and task.names is not None:
@@ -182,7 +182,7 @@ def _seed(seed: int) -> None:
     if importlib.util.find_spec("numpy") is not None:
         import numpy as np
 
-        np.random.seed(seed)  # noqa: NPY002 - the global generator is what many loops draw from
+        np.random.seed(seed)  # noqa: NPY002 - many loops draw from the global generator
     if importlib.util.find_spec("torch") is not None:
         import torch
 

@@ -41,7 +41,7 @@ class Factory:
 
     @classmethod
     def of(cls, given: str | Callable[[], Any]) -> Factory:
-        """Return the name of a function, or read ``module:function``.
+        """Return the factory for a function, or for its name, such as ``module:function``.
 
         Raises:
             BadInput: The function has no name by which another process can import it.
@@ -116,7 +116,7 @@ class Factory:
     def _script(self) -> types.ModuleType:
         module = types.ModuleType(_MAIN)
         module.__file__ = self.module
-        # As in `multiprocessing`, so that the workers of a data loader can import the script by its file.
+        # Use this name, as `multiprocessing` does, so that the workers of a data loader can import the script.
         sys.modules[_MAIN] = sys.modules["__main__"] = module
         importlib.machinery.SourceFileLoader(_MAIN, self.module).exec_module(module)
         return module

@@ -24,7 +24,7 @@ _START = (
     "from ckstore.training.resume_check.check_process import main; main(sys.argv[1])"
 )
 _MARGIN_S = 10.0
-"""Additional seconds for the process to print its stack at the timeout and end itself on a busy machine."""
+"""Seconds that a process has after its timeout to print its stack and end, even on a busy machine."""
 _KILLED_S = 10.0
 """Seconds to wait for a killed process. It ends immediately unless it waits for a dead disk or a debugger holds it."""
 _POLL_S = 0.02
@@ -44,7 +44,7 @@ def run(task: Task, folder: Path, what: str) -> dict[str, Any]:
     file, output = folder / "task.json", folder / "output"
     file.write_text(json.dumps(task.to_json()), encoding="utf-8")
     flags = ["-" + "O" * sys.flags.optimize] if sys.flags.optimize else []
-    # The new `sys.path`: the directory of the script, or the current one, and the `sys.path` of this process.
+    # The new `sys.path` has the directory of the script, or the current directory, and then this process's `sys.path`.
     first = str(Path(task.factory.module).parent) if task.factory.is_file else str(Path.cwd())
     mine = [os.path.abspath(entry) for entry in sys.path]  # noqa: PTH100 - "" is the working directory, as for imports
     paths = [first, *(entry for entry in mine if entry != first)]
@@ -78,13 +78,13 @@ def run(task: Task, folder: Path, what: str) -> dict[str, Any]:
 
 
 def _ended(pid: int, timeout_s: float) -> bool:
-    """Whether a child ends within a time. The child is not reaped, so its PID remains that of its group."""
+    """Whether a child ends within a time. The child is not reaped, so its PID still identifies its group."""
     deadline_s = time.monotonic() + timeout_s
     while True:
         try:
             if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None:
                 return True
-        except ChildProcessError:  # a program that ignores SIGCHLD has no zombies
+        except ChildProcessError:  # the program ignores SIGCHLD, so the kernel has reaped the child
             return True
         if time.monotonic() >= deadline_s:
             return False

@@ -30,7 +30,7 @@ from ckstore.training.rng import random_states
 
 _XXH3 = ALGORITHMS["xxh3_128"]
 _TEXT_CHARS = 80
-"""For a longer value, only a digest is kept."""
+"""The maximum length of a recorded text, in characters. Only the digest of a longer one is kept."""
 _LOADERS = ("torch.utils.data", "torchdata")
 """Modules of objects whose ``state_dict()`` may draw random numbers. Their batches are recorded instead."""
 _PLAIN = (bool, int, float, str)
@@ -228,7 +228,7 @@ def flat(value: Any, name: str, owners: Mapping[int, str]) -> Iterator[tuple[str
 
 
 def _flat_optimizer(optimizer: Any, name: str, owners: Mapping[int, str]) -> Iterator[tuple[str, Any]]:
-    """Like `flat`, with the names of parameters instead of their numbers if a module has these parameters."""
+    """Yield leaves as `flat` does, with names instead of numbers for the parameters of modules."""
     state = state_of(optimizer, name)
     if not isinstance(state, dict) or not isinstance(state.get("state"), Mapping):
         yield from flat(state, name, owners)
@@ -240,7 +240,7 @@ def _flat_optimizer(optimizer: Any, name: str, owners: Mapping[int, str]) -> Ite
 
 
 def digest_of(value: Any) -> str:
-    """Return one digest of a nested value. For an object that is not data, it covers only the class."""
+    """Return one digest of a nested value. The digest covers only the class of an object that is not data."""
     texts = (f"{name} {text_of(leaf)}" for name, leaf in flat(value, "", {}))
     return _XXH3.digest("\n".join(texts).encode("utf-8", "surrogatepass"))
 
@@ -260,7 +260,7 @@ def text_of(leaf: Any) -> str:
     if isinstance(leaf, set | frozenset):
         leaf = sorted(map(text_of, leaf))
     elif leaf is not None and not isinstance(leaf, bool | int | float | complex | str):
-        return f"a {type_name(type(leaf))}"  # its `repr` may have an address in it
+        return f"a {type_name(type(leaf))}"  # its `repr` may contain an address
     text = repr(leaf)
     return text if len(text) <= _TEXT_CHARS else _XXH3.digest(text.encode("utf-8", "surrogatepass"))
 
@@ -285,6 +285,6 @@ def _digest_of_tensor(tensor: Any) -> str:
 def tensors_apart(
     before: Mapping[str, Any], after: Mapping[str, Any], distance: Callable[[Any, Any], dict[str, Any]]
 ) -> dict[str, dict[str, Any]]:
-    """Return the distance of the tensors of one name, by name, if it is a number."""
+    """Return the distance of the two tensors of each name. Names without a distance are omitted."""
     found = {name: distance(before[name], after[name]) for name in after if name in before}
     return {name: numbers for name, numbers in found.items() if numbers}

@@ -1,4 +1,4 @@
-"""The records of a process of the check after each step, and the first difference of two recordings. Pure values."""
+"""The records of a process of the check after each step, and the first difference of two recordings."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Tolerance:
         return self.rtol == self.atol == 0.0
 
     def covers(self, difference: float, size: float) -> bool:
-        """Whether a difference from a number of this size is small enough. It never is for nan."""
+        """Whether a difference from a number of this size is small enough. Always False for nan."""
         return difference <= self.atol + self.rtol * size
 
 
@@ -128,7 +128,7 @@ def compare(
     tolerance: Tolerance,
     ignored: Ignored = Ignored(),
 ) -> Mismatch | None:
-    """Return the difference of a record from the expected one, or None. A restored state must equal the saved one."""
+    """Return the difference of a record from the expected one, or None. After a restore, only `STATE` is compared."""
     kinds = STATE if found.position == RESUMED else KINDS
     if found.position != RESUMED and (expected.position, expected.step) != (found.position, found.step):
         return Mismatch(index, "position", (found.position,))
@@ -143,7 +143,7 @@ def compare(
 def first_mismatch(
     expected: Sequence[Observation], found: Sequence[Observation], *, tolerance: Tolerance, ignored: Ignored
 ) -> Mismatch | None:
-    """Return the first difference of a recording from the expected one, or None. A shorter one may end early."""
+    """Return the first difference of a recording from the expected one, or None. Extra records of one are ignored."""
     for index, (one, other) in enumerate(zip(expected, found, strict=False)):
         mismatch = compare(one, other, index, tolerance=tolerance, ignored=ignored)
         if mismatch is not None:
@@ -158,7 +158,7 @@ def differing(expected: Observation, found: Observation, kind: str, tolerance: T
     for name in [*before, *(name for name in after if name not in before)]:
         old, new = before.get(name), after.get(name)
         if old is None or new is None:
-            # A variable of the loop may not exist yet directly after a restore: one record lacks its whole object.
+            # Directly after a restore, a variable of the loop may not exist yet. One record then lacks all of it.
             is_left_out = not all(
                 any(name.startswith(f"{one}.") for one in record.left_out) for record in (expected, found)
             )
@@ -171,7 +171,7 @@ def differing(expected: Observation, found: Observation, kind: str, tolerance: T
 def _is_near(kind: str, old: str, new: str, tolerance: Tolerance) -> bool:
     if kind in ("batch", "random state"):
         return False
-    if kind == "gradient":  # its noise is that of the loss, relative to a number that may be 0
+    if kind == "gradient":  # it has the noise of the loss and may be near 0, so no relative tolerance fits
         return True
     if _is_floating(old) and _is_floating(new):
         # Digests do not show the distance of elements. The tensors of the last record are compared instead

@@ -1,4 +1,4 @@
-"""The task of a process of the check, and the files in which it reports its result. Pure values."""
+"""The task of a process of the check, and the files in which it reports its result."""
 
 from __future__ import annotations
 
@@ -33,12 +33,13 @@ class Task:
         restores: The store to restore from before the first step, if `saved` is not None.
         saved: The record of the saved state in that store, as JSON.
         first: The index of the first record, after which the state was saved.
-        expected: The result of the uninterrupted process, to stop at the first difference. If empty, do not compare.
+        expected: The file with the result of the uninterrupted process. At the first difference from it, the process
+            ends. If empty, nothing is compared.
         rtol: The relative tolerance.
         atol: The absolute tolerance.
         ignored: Patterns of names that may differ.
         tensors: A store with tensors of another process, to compare with those of the last record, or empty.
-        names: The names of these tensors. If None, all of them.
+        names: The names of the tensors to compare. If None, all of them.
         keeps: The store to make for the tensors that differ from `expected`, or without `expected`, for those of the
             last record.
     """

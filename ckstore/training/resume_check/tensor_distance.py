@@ -34,7 +34,7 @@ def _size(value: Any) -> float:
     if is_tensor(flat):
         import torch
 
-        if flat.element_size() == 1:  # torch has no maximum for small floats
+        if flat.element_size() == 1:  # torch has no maximum for floats of 8 bits
             flat = flat.to(torch.float32)
         return float(flat.abs().max()) if flat.numel() else 0.0
     return float(abs(flat).max()) if flat.size else 0.0
@@ -49,7 +49,7 @@ def _ulps(before: Any, after: Any) -> int | None:
     # Convert the sign and magnitude of floats to integers in the order of the floats.
     low = np.iinfo(one.dtype).min
     ordered = [np.where(bits < 0, low - bits, bits).astype(np.int64) for bits in (one, other)]
-    # The distance of two int64 may need 64 bits, but it wraps to the right number.
+    # The distance of two int64 may exceed an int64. As the difference of two uint64, it wraps to the right number.
     apart = np.maximum(*ordered).view(np.uint64) - np.minimum(*ordered).view(np.uint64)
     return int(apart.max())
 
