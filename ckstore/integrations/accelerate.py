@@ -33,8 +33,8 @@ from ckstore.training.processes import is_first, once_for_all, wait_for_all
 
 _PREFIX = "ckstore:"
 _INSTEAD = (
-    "DataLoaderConfiguration(use_stateful_dataloader=True) continues at its position, as does a script that calls "
-    "accelerator.skip_first_batches"
+    "DataLoaderConfiguration(use_stateful_dataloader=True) continues at the saved position, as does a script that "
+    "calls accelerator.skip_first_batches"
 )
 _NUMBER = re.compile(r"(\d+)\D*\Z")
 
@@ -76,7 +76,7 @@ class Installed:
         self._run = run
         self._begun = False
         self._keep_count: int | None = accelerator.project_configuration.total_limit
-        # accelerate deletes the oldest directory before it writes, so a failed save would leave one less.
+        # accelerate deletes the oldest directory before it writes, so a failed save would leave one directory less.
         accelerator.project_configuration.total_limit = None
         self._save: Callable[..., Any] = accelerator.save_state
         self._load: Callable[..., Any] = accelerator.load_state
@@ -101,7 +101,7 @@ class Installed:
         if self._names_itself and wanted is not None:
             once_for_all(lambda: self._make_way(directory, wanted))
         if not self._conditions().dataloader_resumes:
-            warn_of_place(self._accelerator._dataloaders[0], _INSTEAD)  # noqa: SLF001 - those that were prepared
+            warn_of_place(self._accelerator._dataloaders[0], _INSTEAD)  # noqa: SLF001 - the prepared loaders
         result = self._save(output_dir, safe_serialization, **options)
         # `save_state` of accelerate returns on each rank after it wrote the files of that rank.
         wait_for_all()
@@ -125,7 +125,7 @@ class Installed:
             return str(path), info.step, (*sentences, *self._lost_order())
 
         path, step, sentences = once_for_all(act)
-        optimizers = self._accelerator._optimizers  # noqa: SLF001 - those that were prepared
+        optimizers = self._accelerator._optimizers  # noqa: SLF001 - the prepared optimizers
         given = settings_of(optimizers)
         self._load(path, *arguments, **options)
         has_scheduler = bool(self._accelerator._schedulers)  # noqa: SLF001
@@ -162,13 +162,13 @@ class Installed:
         return Path(output_dir)
 
     def _make_way(self, directory: Path, step: int) -> None:
-        """Remove the directory of a step that is saved again after a rollback or a kill. accelerate refuses it."""
+        """Remove the directory of a step that is saved again, because accelerate refuses an existing directory."""
         if not directory.exists():
             return
         if is_there(self._store, self._run, step):
             remove(directory)
             return
-        # Move it and do not delete it, because it is not in the store and may be the only copy.
+        # Move the directory instead of deleting it, because it is not in the store and may be the only copy.
         aside = Path(tempfile.mkdtemp(prefix=".ckstore-replaced-", dir=self._accelerator.project_dir)) / directory.name
         directory.rename(aside)
         warnings.warn(f"{directory} is not in the store, and was moved to {aside}", CkstoreWarning, stacklevel=2)
@@ -184,7 +184,7 @@ class Installed:
         return info
 
     def _conditions(self) -> Conditions:
-        loaders = self._accelerator._dataloaders  # noqa: SLF001 - those that were prepared
+        loaders = self._accelerator._dataloaders  # noqa: SLF001 - the prepared loaders
         return Conditions(
             world_size=self._accelerator.num_processes,
             dataloader=description(loaders[0]) if loaders else {},
@@ -203,14 +203,14 @@ class Installed:
         length = now.dataloader.get("dataset_length") or sys.maxsize
         read = min(before.batches_read * before.samples_per_batch, length)
         if self._accelerator.use_stateful_dataloader and before.dataloader_resumes:
-            # Each process continues after as many batches as before, and a batch may be of fewer or more samples.
+            # Each process continues after the same number of batches, but a batch may now have fewer or more samples.
             yield from position_change(read, min(before.batches_read * now.samples_per_batch, length), "the epoch")
         else:
             unless = "unless the script skips their batches with accelerator.skip_first_batches"
             yield from (f"{sentence}, {unless}" for sentence in position_change(read, 0, "the epoch"))
 
     def _lost_order(self) -> tuple[str, ...]:
-        """Return a sentence if a data loader shuffles with its own generator. accelerate adds one on several ranks."""
+        """Return a sentence if a loader shuffles with its own generator, which accelerate adds on several ranks."""
         loaders = () if self._accelerator.use_stateful_dataloader else self._accelerator._dataloaders  # noqa: SLF001
         if all(getattr(loader, "synchronized_generator", None) is None for loader in loaders):
             return ()

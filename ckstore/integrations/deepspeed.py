@@ -58,7 +58,7 @@ class CkstoreCheckpointEngine(TorchCheckpointEngine):  # type: ignore[misc]
         self._begun = True
 
     def commit(self, info: Any) -> bool:
-        """Commit the directory of a tag from rank 0 after all ranks have written. If it fails, all ranks raise."""
+        """Commit the directory of a tag from rank 0 after all ranks have written. All ranks raise its error."""
         super().commit(info)
         # Each rank writes its own files. A commit before the last rank has written would lack the files of a rank.
         wait_for_all()
@@ -73,7 +73,7 @@ class CkstoreCheckpointEngine(TorchCheckpointEngine):  # type: ignore[misc]
         return True
 
     def _begin(self) -> None:
-        """Determine the training of this engine, once after each load."""
+        """Begin a training, or continue the loaded checkpoint, once after each load."""
         if self._begun:
             return
         if self._read is None:
@@ -93,7 +93,7 @@ def conditions(config: Any) -> Conditions:
         world_size=world_size(),
         dataloader=used,
         settings=_plain_members(config, "optimizer_name", "optimizer_params"),
-        # Its schedulers load only their step number from a checkpoint, so these settings come from the program.
+        # Schedulers of DeepSpeed load only their step number from a checkpoint, so the program sets these.
         options={"precision": precision, **_plain_members(config, "gradient_clipping", *_SCHEDULER)},
     )
 

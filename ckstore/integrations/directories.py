@@ -28,7 +28,7 @@ from ckstore.training.newest import untried
 
 CONDITIONS = "training"
 """The key of the conditions in the metadata of a checkpoint."""
-# A scheduler kills a process 30 s after SIGTERM, and the Trainer needs 3 of them before it saves.
+# A scheduler kills a process 30 s after SIGTERM, and the Trainer needs 3 s of these before it saves.
 _LAST_SAVE_S = 20.0
 _RNG_FILE = re.compile(r"(?:rng_state(?:_(\d+))?\.pth|random_states_(\d+)\.pkl)\Z")
 
@@ -75,7 +75,7 @@ def is_there(store: Store, run: str | None, step: int) -> bool:
 
 
 def ref_of(store: Store, run: str | None, ref: RefLike) -> RefLike:
-    """Return a ref with its run. As for commits, this is `run`, that of the handle, or ``main``."""
+    """Return a ref with its run. As for commits, this is `run`, the run of the handle, or ``main``."""
     if isinstance(ref, CheckpointInfo):
         return ref
     text = text_of(ref)
@@ -142,12 +142,12 @@ def checkout_to_resume(
         else:
             # The framework loads from files, which the store does not notice. Set the parent of the next save here.
             context = context_of(store)
-            continue_from(context, parent_at(context, info))  # the framework loads what was written
+            continue_from(context, parent_at(context, info))
             return info, destination
 
 
 def with_random_states(conditions: Conditions, names: list[str]) -> Conditions:
-    """Return conditions with the random states that are among these files of the Trainer or of accelerate."""
+    """Return conditions with the ranks whose random states are in these files of the Trainer or of accelerate."""
     found = [match for name in names if (match := _RNG_FILE.match(name))]
     return conditions.with_rng_of(int(match[1] or match[2] or 0) for match in found)
 
@@ -158,7 +158,7 @@ def inexact(
     now: Conditions,
     reading: Callable[[Conditions, Conditions, int], Iterable[str]] = lambda *_: (),
 ) -> tuple[str, ...]:
-    """Return the aspects that will not continue exactly on any rank, as known to rank 0, one sentence each.
+    """Return the aspects that will not continue exactly on all ranks, as known to rank 0, one sentence each.
 
     Args:
         store: The store.
@@ -170,7 +170,7 @@ def inexact(
     try:
         recorded = Conditions.from_json(info.metadata.get(CONDITIONS))
     except BadInput:  # no conditions, or metadata of the user with the same name
-        return (f"{info.name} does not say under which conditions it was saved",)
+        return (f"{info.name} has no record of the conditions under which it was saved",)
     with store.open_checkpoint(info) as checkpoint:
         names = [file.path for file in checkpoint.files()]
     if names:

@@ -17,7 +17,7 @@ from ckstore.model.names import plain
 from ckstore.tensors.refusals import type_name
 from ckstore.tensors.state_capture import capture
 
-# Enough to recognize a value. The `repr` of a data set can have gigabytes.
+# This is enough to recognize a value. The `repr` of a data set can have gigabytes.
 _TEXT_MOST_CHARS = 4000
 _DEPTH_MOST = 20
 """A depth greater than that of any configuration. It ends the recursion of a value that contains itself."""
@@ -97,5 +97,5 @@ def _text(value: object) -> str:
         return type_name(value)  # type: ignore[arg-type]
     try:
         return repr(value)[:_TEXT_MOST_CHARS]
-    except Exception:  # noqa: BLE001 - the class of a user wrote it, and no training ends for a text
+    except Exception:  # noqa: BLE001 - a `__repr__` of a user must not end a training
         return f"<{type_name(type(value))}>"

@@ -47,11 +47,11 @@ _NOT_SET = "the random states of the checkpoint are not set: add ExactResume() t
 _MARKER_MOST_BYTES = 4096
 _VERSION = b"pytorch-lightning_version"
 _OWN_FILES = TorchCheckpointIO()
-# The kernel keeps a table up to the highest descriptor of a process, which is 512 kB for this one.
+# The kernel keeps a table with an entry for each descriptor up to the highest one, 512 kB for this number.
 _DESCRIPTORS_MOST = 65536
 _NO_SYMLINKS = frozenset((errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS))
 _OF_HYPERPARAMETERS = "hparams_name", "hparams_type"
-_ADVICE = "Weights and optimizers are kept as they are; a resume makes the model and its schedulers from your program"
+_ADVICE = "Weights and optimizers are kept as they are; a resume takes the model and its schedulers from your program"
 
 _Kept: TypeAlias = list[tuple[Path, CheckpointInfo, Pin]]
 """Markers, the checkpoints that they name, and the pins of the checkpoints."""
@@ -81,9 +81,9 @@ class CkstoreCheckpointIO(CheckpointIO):
         delete: If False, `ModelCheckpoint` removes only markers, and the policy of the store decides which checkpoints
             are kept. Then only a checkpoint whose step another callback saves again is pinned, until its marker is
             removed.
-        background: Save in a separate process while the training continues. After the save is durable, at the next save
-            or at the end of the run, its marker is written, and removals that waited for it are done. Errors of the
-            save are also raised at that time.
+        background: Save in a separate process while the training continues. The marker is written when the save is
+            durable, at the next save or at the end of the run. Removals that waited for the save are then done, and
+            errors of the save are raised.
     """
 
     def __init__(self, store: Store, run: str | None = None, *, delete: bool = True, background: bool = False) -> None:
@@ -208,7 +208,7 @@ class CkstoreCheckpointIO(CheckpointIO):
         self._named[path] = info
 
     def _before(self, path: Path) -> Mapping[str, Any] | None:
-        """Return the content of the marker at a path, or the content for a pin whose marker a kill prevented."""
+        """Return the content of the marker at a path, or that for a pin whose marker was not written before a kill."""
         with suppress(BadInput):  # no marker
             return read_marker(path)
         if self._left is None:  # read pins only once, because a store may have thousands
@@ -237,7 +237,7 @@ class CkstoreCheckpointIO(CheckpointIO):
             path, pending, kept = self._to_do[0]
             if pending is not None and not wait and not pending.done():
                 return
-            # Remove it before reading its result, so that a failed save raises once and not at each later save.
+            # Remove the entry before reading the result, so that a failed save raises once and not at each later save.
             self._to_do.popleft()
             if pending is None:
                 self._remove(path)
@@ -253,7 +253,7 @@ class CkstoreCheckpointIO(CheckpointIO):
         Returns:
             False if the filesystem has no symlinks.
         """
-        # ModelCheckpoint uses a free name, and two of them choose equal names. The target of the symlink is a
+        # ModelCheckpoint uses a free name, and two callbacks choose equal names. The target of the symlink is a
         # descriptor of this process. After a kill, the target does not exist, and no resume uses the symlink as a
         # checkpoint. The number is random, because in a container the resuming process often has the PID of the killed
         # one.
@@ -286,7 +286,7 @@ class CkstoreCheckpointIO(CheckpointIO):
         """Wait for the background saves. Lightning calls this at the end of a run."""
         self._settle(wait=True)
         tell_failures(context_of(self.store).totals)
-        # A later fit continues this training if its steps do. If they start again, it begins another training.
+        # A later fit continues this training if its steps continue. If they start again, it begins another training.
         self._begun = False
 
     def load_checkpoint(
@@ -322,7 +322,8 @@ class CkstoreCheckpointIO(CheckpointIO):
                 raise NoSuchRef(msg, hint="give CkstoreCheckpointIO that store") from error
             # Never load another checkpoint of the step, whose weights may be those of another training.
             msg = f"{name} names {ref} with the id {marker['id']}, which {self.store.path} does not have any more"
-            raise NoSuchRef(msg, hint=f"ckpt_path='{_PREFIX}{ref}' loads what the step names now") from error
+            hint = f"ckpt_path='{_PREFIX}{ref}' loads the current checkpoint of this step"
+            raise NoSuchRef(msg, hint=hint) from error
         self._compare(name, found)
         return found
 
@@ -350,7 +351,7 @@ class CkstoreCheckpointIO(CheckpointIO):
         self._begun = True
 
     def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
-        """Remove a marker and its checkpoint, unless something else names it, after earlier saves are durable."""
+        """After earlier saves are durable, remove a marker, and its checkpoint unless something else names it."""
         # Wait for background saves, because ModelCheckpoint removes the old best before the new one is durable.
         self._to_do.append((Path(path), None, []))
         self._settle(wait=False)
@@ -374,7 +375,7 @@ class CkstoreCheckpointIO(CheckpointIO):
             if _is_plain_state(place):
                 _OWN_FILES.remove_checkpoint(place)
                 return
-            # It is of a training without this plugin, and must not make this training fail.
+            # The file belongs to a training without this plugin, and must not make this training fail.
             warnings.warn(f"kept {place}: {error.message}", CkstoreWarning, stacklevel=2)
             return
         # Remove the marker first. A marker without a checkpoint would make a resume fail, and a checkpoint without a
@@ -501,7 +502,7 @@ def _names(path: str, checkpoint: str) -> bool:
         return bool(_marker_in(path)["id"] == checkpoint)
     except (BadInput, FileNotFoundError, NotADirectoryError):
         return False
-    except OSError:  # it may
+    except OSError:  # it may name the checkpoint
         return True
 
 

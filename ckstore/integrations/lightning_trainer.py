@@ -23,7 +23,7 @@ from ckstore.training.loader import description, is_of_torchdata, losses
 from ckstore.training.rng import random_states
 
 _SEED = "PL_GLOBAL_SEED"
-"""What `lightning.seed_everything` sets in the environment."""
+"""The environment variable that `lightning.seed_everything` sets."""
 _OPTIONS = ("precision", "gradient_clip_val", "gradient_clip_algorithm")
 
 
@@ -79,7 +79,8 @@ def conditions_of(trainer: Trainer, checkpoint: Mapping[str, Any] | None = None)
 
 def _losses(trainer: Trainer, loader: Any) -> Iterator[str]:
     yield from losses(loader)
-    # To detect that the saved epoch has ended, it creates an iterator, and then one for the next epoch. Both draw.
+    # Lightning creates one iterator to detect that the saved epoch has ended, and another one for the next epoch. Both
+    # draw random numbers.
     if trainer.is_last_batch and is_of_torchdata(loader):
         yield (
             "Lightning resumes a StatefulDataLoader with other random numbers if it was saved at the end of an epoch: "

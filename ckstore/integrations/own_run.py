@@ -20,7 +20,7 @@ from ckstore.training.history import run_of
 RESUME_PREFIX = ".ckstore-resume-"
 """The prefix of directories that a run resumes from. The next resume removes them."""
 _HEAD_BYTES = 2**16
-"""The compared bytes at the start of each file, which distinguish the states of two trainings."""
+"""The number of compared bytes at the start of each file. They differ between the states of two trainings."""
 
 
 def begin(store: Store, run: str | None) -> None:

@@ -1,6 +1,7 @@
-"""A storage for torch_checkpointing, with which torchtitan saves. Its checkpoints are kept in a store.
+"""A storage for torch_checkpointing, with which torchtitan saves, that keeps the checkpoints in a store.
 
-Ranks write their files into a directory, and the rename that ends a save commits it. Other files stay in the folder.
+Ranks write their files into a directory, and the rename that ends a save commits this directory. Other files remain in
+the folder.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ _V = TypeVar("_V")
 _KEY = "torch_checkpointing"
 """The key of the directory's name in the metadata of a checkpoint."""
 _REMEMBERED = 16
-"""How many lists of files, and of the checkpoints of a step, are kept."""
+"""The maximum number of cached lists of files, and of cached lists of the checkpoints of a step."""
 _unfinished: dict[Path, locks.DirectoryLock] = {}
 """Directory of an unfinished checkpoint that this process writes -> its lock."""
 os.register_at_fork(after_in_child=_unfinished.clear)
@@ -63,7 +64,7 @@ class CkstoreStorageConfig(StorageConfig):
     """Keep the checkpoints of a folder in a store: ``CheckpointManager.Config(storage_config=…)``.
 
     ``manager.save(f"{folder}/step-500", …)`` makes the checkpoint of step 500, which readers find at this path. If the
-    name contains no step, it gets the next one. A checkpoint is loaded, and `ls` lists it, by its path.
+    name contains no step, the checkpoint gets the next step. Checkpoints are loaded and listed by their paths.
 
     Attributes:
         store: Directory of the store, which exists.
@@ -71,7 +72,7 @@ class CkstoreStorageConfig(StorageConfig):
             checkpoint is committed.
         run: Run of the checkpoints. If None, ``main``.
         if_exists: As in `ckstore.Store.commit`, for a path that has a checkpoint. ``error`` raises `FileExistsError`.
-            A checkpoint of another path with the same step always does.
+            A checkpoint of another path with the same step always raises it.
         temp_dir_prefix: The same value as in torch_checkpointing's ``CheckpointWriterConfig``.
 
     Raises:
@@ -88,13 +89,13 @@ class CkstoreStorageConfig(StorageConfig):
 
     def __post_init__(self) -> None:
         if self.run == AUTO:
-            msg = "run='auto' is a new run in each process, and the paths of a folder belong to one"
+            msg = "run='auto' creates a new run in each process, but all paths of a folder belong to one run"
             raise BadInput(msg, hint="name the run, for example after the folder: run='gpt-2'")
-        # Checkpoints may be saved by another process than the one that loads: by a child, to which this is pickled.
+        # This process loads, but a child process, which unpickles this object, may save. The file tells it the parent.
         self._loaded = Path(tempfile.gettempdir()) / f"ckstore-loaded-{uuid.uuid4().hex}"
 
     def __getstate__(self) -> dict[str, object]:
-        # A child that writes in the background is in no group.
+        # A child that writes in the background is in no process group.
         return {**self.__dict__, "_has_peers": self.has_peers()}
 
     def has_peers(self) -> bool:
@@ -118,7 +119,7 @@ class CkstoreStorage(LocalFileSystemStorage):
     """
 
     def __init__(self, config: CkstoreStorageConfig, loaded: Path) -> None:
-        # Direct writes of torch_checkpointing fail on ext4 and XFS: they are not aligned (findings/).
+        # Direct writes of torch_checkpointing fail on ext4 and XFS, because they are not aligned (see findings/).
         super().__init__(LocalFileSystemStorageConfig(use_direct_io=False))
         self._config = config
         self._folder = Path(os.path.realpath(expanded(config.folder)))
@@ -153,7 +154,7 @@ class CkstoreStorage(LocalFileSystemStorage):
             if read_args is not None and not read_args.pre_read_full_file:
                 return cast("io.RawIOBase", file)
             data = io.BytesIO(file.read())
-        except BaseException:  # the open checkpoint could not be removed
+        except BaseException:  # otherwise the checkpoint would remain open
             file.close()
             raise
         file.close()
@@ -190,7 +191,7 @@ class CkstoreStorage(LocalFileSystemStorage):
             self._take_unfinished(self._folder / place[0], recursive or not place[1])
         if recursive and self.isdir(path):
             return
-        # A file in the new directory would be refused.
+        # Refuse a directory in which each file would be refused.
         self._check_writable(Path(path) / "file")
         super().mkdir(path, recursive)
 
@@ -227,7 +228,7 @@ class CkstoreStorage(LocalFileSystemStorage):
         place = self._place(dst_path)
         try:
             there = self._find(dst_path)
-        except DamagedBlob:  # a commit replaces it
+        except DamagedBlob:  # the commit replaces the damaged checkpoint
             there = None
         if self._find(src_path) is not None:
             raise _unchangeable(src_path)
@@ -246,7 +247,8 @@ class CkstoreStorage(LocalFileSystemStorage):
             if self._config.if_exists == "error":
                 raise _occupied(errno.ENOTEMPTY, dst_path)
             if step is None and self._config.if_exists == "replace":
-                # Its old step may be before the last one of the training, which must not go back.
+                # The older checkpoint may be of a step before the last one of the training. So commit at the next step,
+                # and then delete the older one.
                 older = self._of_name(Path(dst_path).name, None)
             else:
                 step = there[0].step
@@ -256,11 +258,11 @@ class CkstoreStorage(LocalFileSystemStorage):
         self._drop(older, Path(dst_path))
 
     def _drop(self, older: list[CheckpointInfo], target: Path) -> None:
-        """Delete checkpoints that one of the same path has replaced, as `Store.commit` does for those of one step."""
+        """Delete checkpoints that one of the same path has replaced, as `Store.commit` does for equal steps."""
         for info in older:
             try:
                 self._writer().delete(info, now=not self._writer().config.undo_by_rule_s)
-            except NoSuchRef:  # another process did
+            except NoSuchRef:  # another process has deleted it
                 continue
             except InUse as error:
                 msg = f"the older checkpoint of {target} is kept: {error.message}"
@@ -279,19 +281,19 @@ class CkstoreStorage(LocalFileSystemStorage):
                 if_run_in_use="error",
             )
             _remove_committed(source, target)
-        except StepExists as error:  # it was saved in another way, or to another path
+        except StepExists as error:  # the step was saved in another way, or to another path
             hint = f"save to a path with another number, or delete {self._run}@{step} first"
-            msg = f"{error.message}; it was not saved to this path, which therefore does not replace it ({hint})"
+            msg = f"{error.message}; that one was saved in another way, so this path does not replace it ({hint})"
             raise FileExistsError(errno.EEXIST, msg, str(target)) from error
         finally:
-            # After the removal, which would also take files that another training begins to write here.
+            # Release the lock after the removal, which would also remove new files of another training.
             if (lock := _unfinished.pop(_resolved(source), None)) is not None:
                 lock.release()
 
     def _take_unfinished(self, path: Path, make: bool) -> None:
         """Lock the directory of an unfinished checkpoint, and remove the files that an ended process has left in it.
 
-        Its files would become part of the checkpoint. Ranks of one save share the directory, and do not lock it.
+        These files would become part of the checkpoint. Ranks of one save share the directory, and do not lock it.
         """
         lock = _unfinished.get(path)
         if self._config.has_peers() or (lock is not None and lock.names(path)):
@@ -315,7 +317,7 @@ class CkstoreStorage(LocalFileSystemStorage):
 
     @override
     def ls(self, path: Path) -> list[str]:
-        """Return the names in a directory. Those in the folder include its checkpoints."""
+        """Return the names in a directory. For the folder, they include the checkpoints."""
         found = self._find(path)
         if found is not None:
             info, inner = found
@@ -354,13 +356,13 @@ class CkstoreStorage(LocalFileSystemStorage):
         return self._size_of(*found, path)
 
     def _committed(self, path: Path) -> list[str]:
-        """Return the names of the checkpoints in a directory: the folder, which other nodes may lack."""
+        """Return the names of all checkpoints for the path of the folder, even if this node lacks the folder."""
         if Path(os.path.realpath(path)) != self._folder:
             return []
         return [name for info in self._infos(None) if (name := _name_of(info))]
 
     def _infos(self, step: int | None) -> tuple[CheckpointInfo, ...]:
-        """Return the checkpoint of a step, or all of the run, oldest first."""
+        """Return the checkpoint of a step, or, if `step` is None, all checkpoints of the run, oldest first."""
         found = self._stamps(step)
         known = self._known.get(step)
         if found and known is not None and known[0] == found:
@@ -369,7 +371,7 @@ class CkstoreStorage(LocalFileSystemStorage):
             infos = self._store.checkpoints(self._run) if step is None else [self._store.info(f"{self._run}@{step}")]
         except NoSuchRef:
             return ()
-        # The catalog is asked again only after a directory has changed; a look at those takes a tenth of the time.
+        # Read the catalog again only after a directory has changed. To check the directories takes a tenth of the time.
         if found and found == self._stamps(step):
             self._remember(self._known, step, (found, tuple(infos)))
         return tuple(infos)
@@ -380,7 +382,7 @@ class CkstoreStorage(LocalFileSystemStorage):
         return stamps(context, layout.checkpoints_of(run) if step is None else layout.of_step(run, step))
 
     def _of_name(self, name: str, step: int | None) -> list[CheckpointInfo]:
-        """Return the checkpoints of a path, oldest first. More than one if a process died while it replaced one."""
+        """Return the checkpoints of a path, oldest first. There are several if a process died while it replaced one."""
         return [info for info in self._infos(step) if _name_of(info) == name]
 
     def _remember(self, known: dict[_K, _V], key: _K, value: _V) -> None:
@@ -400,7 +402,7 @@ class CkstoreStorage(LocalFileSystemStorage):
     def _find(self, path: Path) -> tuple[CheckpointInfo, str] | None:
         """Return the checkpoint that a path leads into, and the path in it."""
         place = self._place(path)
-        # Files that are still written, and those of other storages from before.
+        # An entry of the folder itself is still being written, or another storage wrote it.
         if place is None or os.path.lexists(self._folder / place[0]):
             return None
         name, inner = place
@@ -446,15 +448,15 @@ class CkstoreStorage(LocalFileSystemStorage):
             raise BadInput(f"{msg}{self._config.temp_dir_prefix!r}", hint=hint)
 
     def _writer(self) -> Store:
-        # A handle of its own, so that users without write permission can load.
+        # Use a separate handle, so that users without write permission can load.
         if self._to_write is None:
             self._to_write = Store.open(self._path)
             begin(self._to_write, self._run)
         return self._to_write
 
     def _note(self, info: CheckpointInfo) -> None:
-        """Note what was loaded, for the saves of this process and of its children."""
-        # A save removes the note. To load the same checkpoint again is a rollback.
+        """Record the loaded checkpoint, as the parent of the next save of this process or of its children."""
+        # A save removes the record. If the same checkpoint is then loaded again, this is a rollback.
         if info.id == self._noted and self._loaded.exists():
             return
         training = parent_at(context_of(self._store), info).training
@@ -462,7 +464,7 @@ class CkstoreStorage(LocalFileSystemStorage):
         try:
             new.write_text(f"{info.id} {training}", encoding="ascii")
             new.replace(self._loaded)
-        except OSError:  # a full disk, for example: the caller learns of it
+        except OSError:  # for example, because the disk is full
             new.unlink(missing_ok=True)
             raise
         if not self._noted:
@@ -470,7 +472,7 @@ class CkstoreStorage(LocalFileSystemStorage):
         self._noted = info.id
 
     def _continue_loaded(self, writer: Store) -> None:
-        """Continue what was loaded since the last save, if anything was. It may have been deleted since."""
+        """Continue the checkpoint that was loaded since the last save, if any, even if it was deleted meanwhile."""
         try:
             loaded, _, training = self._loaded.read_text(encoding="ascii").partition(" ")
             self._loaded.unlink()
@@ -480,16 +482,16 @@ class CkstoreStorage(LocalFileSystemStorage):
 
 
 def _remove_committed(source: Path, target: Path) -> None:
-    """Remove the directory of a checkpoint that is in the store; a failure is a warning."""
+    """Remove the directory of a committed checkpoint, or warn if this fails."""
     try:
         shutil.rmtree(source)
-    except OSError as error:  # what was committed is not taken back
+    except OSError as error:  # the commit is not undone
         msg = f"{target} is committed, but its directory {source} cannot be removed: {error.strerror}"
         warnings.warn(msg, CkstoreWarning, stacklevel=4)
 
 
 def _make_way(path: Path) -> None:
-    """Remove an empty directory, as a rename does. Raise if there is anything else."""
+    """Remove an empty directory, as a rename does. Raise if the path is anything else."""
     if not os.path.lexists(path):
         return
     if not os.path.isdir(path):
@@ -500,7 +502,7 @@ def _make_way(path: Path) -> None:
 
 
 def _resolved(path: Path) -> Path:
-    """Return a path without symlinks, except the last name: that is renamed or deleted itself."""
+    """Return a path whose symlinks are resolved, except a last one, which is itself renamed or deleted."""
     whole = Path(os.path.abspath(path))
     return Path(os.path.realpath(whole.parent)) / whole.name
 
@@ -513,7 +515,7 @@ def _name_of(info: CheckpointInfo) -> str:
 
 
 def _error(number: int, path: Path) -> OSError:
-    """Return the error of a number, of its own class, as a filesystem raises it."""
+    """Return the error of an error number, in the class in which a filesystem raises it."""
     return OSError(number, os.strerror(number), str(path))
 
 

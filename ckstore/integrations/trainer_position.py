@@ -23,7 +23,7 @@ def trainer_reading(before: Conditions, now: Conditions, step: int) -> Iterator[
 
 
 def _position(conditions: Conditions, step: int, *, skips: bool = True) -> int:
-    """Return the number of samples in all epochs that precede the next one at a step. Dropped ones count as read."""
+    """Return how many samples of all epochs precede the next one after a step. Dropped samples count as read."""
     loader = conditions.dataloader
     batch_of_all = loader["batch_size"] * conditions.world_size
     batches_per_step, length = loader["gradient_accumulation_steps"], loader["dataset_length"]

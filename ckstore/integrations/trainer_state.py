@@ -36,12 +36,12 @@ def check_suits(trainer: Any) -> None:
     found = next((name for name, is_used in sharded.items() if is_used), None)
     if found is not None:
         msg = f"with {found} rank 0 does not have the whole state"
-        raise BadInput(msg, hint=f"{_HINT}: each rank writes its own")
+        raise BadInput(msg, hint=f"{_HINT}, so that each rank writes its own part")
     if args.push_to_hub:
         raise BadInput("push_to_hub needs the files of a checkpoint, and a state has none", hint=_HINT)
     if args.save_total_limit:
         msg = "save_total_limit deletes directories, and a state has none"
-        raise BadInput(msg, hint="store.config.retention = RetentionPolicy(keep_last=N) keeps as many checkpoints")
+        raise BadInput(msg, hint="store.config.retention = RetentionPolicy(keep_last=N) keeps N checkpoints")
     adapters = getattr(_model(trainer), "peft_config", {})
     if _is_peft(trainer) and list(adapters) != ["default"]:
         raise BadInput(f"a model with the adapters {', '.join(adapters)} cannot be saved as one state", hint=_HINT)
@@ -85,7 +85,7 @@ def state_of(trainer: Any, directory: Path) -> dict[str, Any]:
 
 def write_directory(store: Store, info: CheckpointInfo, directory: Path) -> None:
     """Write a state as a directory for the Trainer to resume from. A checkpoint of files is written unchanged."""
-    # The directory appears atomically, also if this is killed, because the Trainer trusts a directory by its name.
+    # The directory appears atomically, even after a kill, because the Trainer trusts a directory by its name.
     # It raises BadInput and writes nothing if the state is not of the Trainer, if the path of a file would leave the
     # directory, or if leftovers of an earlier resume cannot be removed.
     with store.open_checkpoint(info) as checkpoint:

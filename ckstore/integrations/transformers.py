@@ -47,7 +47,7 @@ Saves = Literal["files", "state", "background"]
 """The ways in which `CkstoreTrainerMixin` saves."""
 _INCOMPLETE = "checkpoint-is-incomplete.txt"
 _FIRST_START = (
-    'at the first start of a run resume_from_checkpoint="auto" begins, '
+    'at the first start of a run, resume_from_checkpoint="auto" begins a training, '
     "and directory_to_resume(…, or_none=True) returns None"
 )
 _SETTINGS = (
@@ -154,7 +154,7 @@ class CkstoreTrainerMixin:
             self._saved = {**(self._saved or {}), best.step: best.id}
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save the model like `transformers.Trainer.save_model`. A checkpoint that is a state has no file of it."""
+        """Save the model like `transformers.Trainer.save_model`. A checkpoint saved as a state has no model file."""
         if not (self._natively and _internal_call and output_dir is not None):
             super().save_model(output_dir, _internal_call)  # type: ignore[misc]
         elif self.args.should_save:

@@ -99,7 +99,7 @@ def test_a_checkpoint_without_conditions_says_so_also_if_the_name_is_used_otherw
 ) -> None:
     info = store.commit(folder, metadata=metadata)
 
-    assert inexact(store, info, Conditions()) == ("main@5 does not say under which conditions it was saved",)
+    assert inexact(store, info, Conditions()) == ("main@5 has no record of the conditions under which it was saved",)
 
 
 def test_random_states_are_looked_for_among_the_files(folder: Path, store: Store) -> None:

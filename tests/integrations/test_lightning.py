@@ -112,7 +112,7 @@ def test_a_checkpoint_of_an_older_ckstore_says_not_under_which_settings_it_was_s
     io = CkstoreCheckpointIO(store)
     fit(store, tmp_path, "ckstore:4", io=io)
 
-    assert io.resumed_inexactly == ("main@4 does not say under which conditions it was saved",)
+    assert io.resumed_inexactly == ("main@4 has no record of the conditions under which it was saved",)
 
 
 def test_hyperparameters_that_cannot_be_stored_end_no_training(tmp_path: Path, store: Store) -> None:

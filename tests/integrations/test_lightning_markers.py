@@ -180,7 +180,7 @@ def test_a_marker_whose_checkpoint_is_gone_is_an_error_and_never_another_of_its_
 
     with pytest.raises(NoSuchRef, match=r"kept/best-step=5\.ckpt names main@5 with the id xxh3-\w+, which") as refused:
         io.load_checkpoint(copy)
-    assert refused.value.hint == "ckpt_path='ckstore:main@5' loads what the step names now"
+    assert refused.value.hint == "ckpt_path='ckstore:main@5' loads the current checkpoint of this step"
 
 
 def test_a_copy_that_is_removed_leaves_what_its_original_names_and_a_folder_can_be_moved(

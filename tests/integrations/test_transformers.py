@@ -98,7 +98,7 @@ def test_a_resume_passes_over_a_damaged_newest_and_replaces_it(tmp_path: Path, t
     flip(largest, largest.stat().st_size // 2)
     again = tiny_trainer.make(tiny_trainer.mixed(), tmp_path / "out", store)
 
-    with pytest.warns(CkstoreWarning, match="does not say under which conditions it was saved"):
+    with pytest.warns(CkstoreWarning, match="has no record of the conditions under which it was saved"):
         again.train(resume_from_checkpoint=True)
 
     assert store.info("latest").step == 6

@@ -47,7 +47,7 @@ from ckstore.store import RefLike, Store, context_of, separate_stores
 from ckstore.training.conditions import Conditions, differences
 from ckstore.training.hyperparameters import Settings, overwritten, settings_in
 
-_WARNING = 30  # of `logging`
+_WARNING = 30  # the level of `logging`
 
 
 @overload
@@ -121,7 +121,7 @@ def save(
     def save_together() -> CheckpointInfo:
         ranks = GroupMeeting(f"saving {run}@{step}", process_group)
         # Errors of a single rank must occur before the first collective of DCP, in which the other ranks would wait for
-        # it.
+        # that rank.
         writer, plain = ranks.agree(lambda: _begin(CkstoreWriter(store, step, run, **about), state, if_ranks_differ))
         writer.timeout_s, writer.say = ranks.own_timeout_s, ranks.say
         try:
@@ -172,10 +172,10 @@ def async_save(
     """
     _check_on_failure(on_failure, store)
     if on_failure == "warn" and options.get("async_stager") is not None:
-        msg = "on_failure='warn' together with async_stager: torch returns no future that tells how the save ended"
+        msg = "on_failure='warn' excludes async_stager, because torch then returns no future with the outcome"
         raise BadInput(msg, hint="omit one of the two")
     options = {"planner": planner, "process_group": process_group, **options}
-    # Only for an open store: a path has no context, and with ``warn`` a path was refused above.
+    # Only an open store has a context. With ``warn``, `_check_on_failure` has refused a path.
     tolerant = context_of(store) if isinstance(store, Store) and on_failure == "warn" else None
     try:
         writer, plain = _begin(CkstoreWriter(store, step, run, **(about or {})), state, if_ranks_differ)
@@ -226,7 +226,7 @@ def _followed(saving: Any, writer: CkstoreWriter, tolerant: Context | None) -> A
                 tolerant.totals.worked()
             followed.set_result(metadata)
         except (CkstoreError, CheckpointException) as error:
-            # Callers expect an `Exception`, which that of torch is not.
+            # Callers expect an `Exception`, which `CheckpointException` of torch is not.
             act = f"saving {writer.checkpoint_id}"
             raised = error if isinstance(error, CkstoreError) else error_of_all(act, error)
             # All ranks have the same error, so either all of them continue or none.
@@ -285,8 +285,8 @@ def load(
             parameter that had no gradient at the save does not count as missing. The report lists it in `fresh`.
         since: The current content of the tensors in `state`, as the report of the previous load on this rank or as a
             checkpoint. Each rank reads only the pieces of its shards that differ. If None, everything is read. A
-            report counts until a later load begins to change the tensors. If `since` is a checkpoint, pass None after a
-            load that failed.
+            report is valid until a later load begins to change the tensors. If `since` is a checkpoint, pass None after
+            a load that failed.
         planner: As in `dcp.load`. If given, `strict` has no effect, and the report does not list differences.
         process_group: The ranks. If None, all of them.
 
@@ -316,10 +316,10 @@ def load(
         try:
             return _load_once(ranks, reader, (state, plain), planner or ComparingPlanner(strict=strict), process_group)
         except CkstoreError as error:
-            read = reader.info  # the same on all ranks, like the error: all continue, or none
+            read = reader.info  # the same on all ranks, like the error, so all continue or none
             if begun and isinstance(error, DoesNotFit | NoSuchRef | NoWholeCheckpoint | InUse):
                 msg = f"{error.message}; but the state holds a part of {', '.join(begun.values())}, which is damaged"
-                raise BadInput(msg, hint="build it again before you use it") from error
+                raise BadInput(msg, hint="build the state again before you use it") from error
             # An earlier checkpoint helps only if damage is the only cause on all failed ranks.
             causes = error.causes.values() if isinstance(error, RankFailed) else [error]
             is_of_damage = bool(causes) and all(isinstance(cause, DamagedBlob) for cause in causes)

@@ -57,7 +57,7 @@ def is_alone() -> bool:
 
 
 class GroupMeeting(Meeting):
-    """The ranks of one call, or all ranks without a `group`. `act` names the operation in messages."""
+    """The ranks of one call. If `group` is None, these are all ranks. `act` names the operation in messages."""
 
     UNSAID: ClassVar[Mapping[str, str]] = {
         "rank": "did not arrive",
@@ -108,7 +108,7 @@ class GroupMeeting(Meeting):
         return True
 
     def hear(self, kind: str) -> dict[int, Document]:
-        """Return the known facts about the ranks with this progress, as read by `_listen`."""
+        """Return the known facts about the ranks with at least this progress, as read by `_listen`."""
         kinds = list(self.UNSAID)
         least = self._mine.calls, kinds.index(kind)
         heard = {rank: said for rank, said in self._heard.items() if said}
@@ -165,8 +165,8 @@ class GroupMeeting(Meeting):
 
     @contextmanager
     def failing_together(self) -> Iterator[None]:
-        """Convert the error of `torch.distributed.checkpoint`, which ``except Exception`` does not catch, to ours."""
-        # Also convert the error of a backend that lost a rank. Errors that a rank raises arrive as the former.
+        """Convert the error of `torch.distributed.checkpoint`, which ``except Exception`` does not catch."""
+        # Also convert the error of a backend that lost a rank. If a rank raises an error, all ranks get the former one.
         try:
             yield
         except CheckpointException as error:
@@ -193,7 +193,7 @@ class GroupMeeting(Meeting):
         said = ", ".join(lost.values()) or "no rank of this host has ended or is stopped, see the errors of other ranks"
         return RankFailed(
             f"{self.act}: the connection between the ranks was lost, {said} ({error})",
-            hint="start all ranks again; ckstore log says whether the checkpoint was published before",
+            hint="start all ranks again; ckstore log shows whether the checkpoint was published before",
             causes={rank: CkstoreError(text) for rank, text in lost.items()},
         )
 
@@ -208,7 +208,7 @@ def error_of_all(act: str, error: CheckpointException) -> CkstoreError:
 
 
 def sendable(error: BaseException) -> Exception:
-    """Return an error that can be sent to the other ranks, because it survives pickling for any class."""
+    """Return the error, or a `CkstoreError` with the same reason if the other ranks may be unable to unpickle it."""
     if isinstance(error, CkstoreError):
         with suppress(Exception):  # an error whose causes have other classes
             pickle.dumps(error)

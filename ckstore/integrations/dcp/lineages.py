@@ -11,7 +11,7 @@ from ckstore.store import Store, context_of
 Continues = dict[str, Parent]
 """Parents in the form of `ProcessCache.last_parents`."""
 _by_path: dict[Path, tuple[Continues, dict[str, frozenset[str]]]] = {}
-"""By the path of the store, the parents and `ProcessCache.seen_names`."""
+"""Path of a store -> the parents and `ProcessCache.seen_names`."""
 _received: dict[Path, Continues] = {}
 
 

@@ -30,7 +30,7 @@ class ComparingPlanner(DefaultLoadPlanner):
         super().__init__(allow_partial_load=strict is not True)
         self._must_fit = must_fit(strict)
         self._globs = globs_of(strict)
-        # As in `LoadReport` of this rank. After the ranks have compared their plans, `unexpected` is of all ranks.
+        # As in the `LoadReport` of this rank. After the ranks have compared their plans, `unexpected` covers all ranks.
         self.missing: tuple[str, ...] = ()
         self.unexpected: tuple[str, ...] = ()
         self.not_loaded: dict[str, str] = {}
@@ -43,7 +43,7 @@ class ComparingPlanner(DefaultLoadPlanner):
             raise BadInput("create_local_plan was called before set_up_planner")
         there = self.metadata.state_dict_metadata
         saved: SavedOptimizers = self.metadata.storage_data
-        for glob in self._globs:  # a misspelt one would refuse nothing
+        for glob in self._globs:  # a misspelt glob would refuse nothing
             if not any(map(must_fit(glob), {**there, **self.state_dict})):
                 raise BadInput(f"strict={glob!r} matches no name in the checkpoint or the state")
         lacking = [name for name in self.state_dict if name not in there]
@@ -59,7 +59,7 @@ class ComparingPlanner(DefaultLoadPlanner):
         for name, groups in own_groups(self.original_state_dict):
             if said := saved.other_order(name, groups):
                 self.not_loaded[name or "the state itself"] = said
-        # A name that is not loaded stands for all names below it as well.
+        # If a name is not loaded, the names below it are not loaded either.
         left_out = tuple(f"{name}." for name in self.not_loaded)
         fits = {
             name: mine
@@ -146,12 +146,12 @@ class ComparingPlanner(DefaultLoadPlanner):
             if own:
                 yield (
                     f"the state of {name} has numbers of parameters on one side and names on the other: save and load "
-                    "what get_state_dict returns, or load one that has numbers by store.load_into"
+                    "the result of get_state_dict, or load a checkpoint with numbers by store.load_into"
                 )
             else:
                 yield (
                     f"{name} has not stepped, so it has no state to load into: get_state_dict(model, optimizer) of "
-                    "torch.distributed.checkpoint.state_dict makes it, or load it by store.load_into"
+                    "torch.distributed.checkpoint.state_dict creates the state, or load it by store.load_into"
                 )
         if not self.allow_partial_load:
             yield "strict=False loads what fits and reports the rest"

@@ -2,7 +2,7 @@
 
 The planner sees each tensor as one whole, no matter which ranks saved it. A rank needs a block of it, and
 `ops/read/regions` reads the pieces of this block. Plain values are nodes in the manifest. The planner needs them as a
-pickle, which is made here in memory from values of the format, so no pickle is read from the store.
+pickle, which this module makes in memory from values of the format, so no pickle is read from the store.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class CkstoreReader(StorageReader):
         read_bytes: The number of bytes that this rank has read from blobs.
         content: The content of the tensors of this rank after the load.
         beyond: Name of a converted tensor -> the number of values out of the range of the target's dtype.
-        load_id: The identity of this load. `reset` begins another one.
+        load_id: The id of this load. `reset` replaces it.
     """
 
     def __init__(
@@ -145,7 +145,8 @@ class CkstoreReader(StorageReader):
         """Read the data of this rank into its tensors."""
         if self.info is None:
             raise BadInput("read_data was called before read_metadata")
-        # Once: the next load may be into other tensors, and after a failed one they hold parts of two checkpoints.
+        # Use it only once. The next load may be into other tensors, and after a failed load, the tensors hold parts of
+        # two checkpoints.
         before, self._before = self._before, None
         read_bytes, self.content = _read(self.store, self.info, plan, planner, self.beyond, before)
         self.read_bytes += read_bytes
@@ -204,7 +205,7 @@ def _read(
         try:
             read_bytes, names, addresses = _read_items(directory, info, plan, planner, beyond, held)
         except BaseException:
-            lose_parents(context)  # some tensors are already of this checkpoint, and others are not
+            lose_parents(context)  # some tensors already hold values of this checkpoint, and others do not
             raise
         continue_from(context, Parent.loaded(manifest, info.id))
     content = TargetContent(manifest, None, None, names)
@@ -271,9 +272,9 @@ def _read_tensor(
         flat = out.reshape(-1).view(torch.uint8) if straight else torch.empty(wanted.nbytes, dtype=torch.uint8)
         if not straight and share == "some":
             if out.dtype == dtype:
-                flat.view(dtype).reshape(sizes).copy_(out)  # the pieces that are not read
+                flat.view(dtype).reshape(sizes).copy_(out)  # for the pieces that are not read
             else:
-                held = frozenset()  # a conversion back may give other bytes
+                held = frozenset()  # read all pieces, because a conversion back may give other bytes
         array: Any = flat.numpy()
         reader.block(shape, wanted, memoryview(array), held)
         if not straight:

@@ -15,7 +15,7 @@ from ckstore.model.words import some_of
 from ckstore.tensors.state_capture import capture
 
 _COMPARED_MOST_BYTES = 2**20
-"""Larger tensors are not compared, because every rank would hash them for as long as one rank needs to save them."""
+"""The maximum size of a compared tensor, in bytes. To hash a larger one, every rank needs as long as one to save it."""
 _PLAIN = {int, float, str, bool, type(None)}
 RULES = ("error", "warn")
 _CURE = "give each rank a name of its own, such as state[f'rng.{rank}'], or make the values the same on all ranks"
@@ -94,7 +94,10 @@ def refuse_differing(digests: Sequence[Mapping[str, str]]) -> None:
 
 
 def refuse_different_checkpoints(read: Sequence[tuple[str, str] | None]) -> None:
-    """Raise `RankMismatch` if the ranks read different checkpoints, each a name and an id, or None if unknown."""
+    """Raise `RankMismatch` if the ranks read different checkpoints.
+
+    `read` has the name and the id of the checkpoint of each rank, or None if unknown.
+    """
     found = {one: rank for rank, one in enumerate(read) if one is not None}
     if len(found) > 1:
         said = ", ".join(f"rank {rank} {name} ({digest[:16]})" for (name, digest), rank in found.items())

@@ -2,8 +2,8 @@
 
 The ranks agree in the first collective of `torch.distributed.checkpoint`. Each rank sends the run, the step and its
 options with its plan, and the coordinator compares them before any data is staged. Each rank then stages its part in
-its own staging directory and holds its lock. The coordinator joins the parts and publishes the whole checkpoint. If the
-save of a rank failed, or its part was joined, it removes its staging when the writer is used again or deleted.
+its own staging directory and holds its lock. The coordinator joins the parts and publishes the whole checkpoint. A rank
+whose save failed, or whose part was joined, removes its staging when the writer is used again or deleted.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class CkstoreWriter(StorageWriter):
             of the coordinator apply.
 
     Attributes:
-        info: The published checkpoint, on the coordinator after the save. Otherwise None.
+        info: The published checkpoint, on the coordinator after the save, otherwise None.
         timeout_s: Seconds that this rank waits for its disk while the disk makes no progress.
         say: Called with the progress of this rank.
         keys: The keys of the state that are not strings, as `own_keys` returns them.
@@ -149,7 +149,7 @@ class CkstoreWriter(StorageWriter):
         # Compare early, before any data is written. A cached plan has no digests. `finish` compares those of all ranks.
         if self.if_ranks_differ == "error":
             refuse_differing([{} if one is None else one["digests"] for one in said])
-        # A plan without it is of a planner that caches plans. It equals the plan that was sent before.
+        # A plan without storage data comes from a planner that caches plans. It equals the plan that was sent before.
         return [
             plan if one is None else replace(plan, storage_data={**one, "digests": {}, "apart": are_apart})
             for plan, one in zip(plans, said, strict=True)
@@ -162,7 +162,7 @@ class CkstoreWriter(StorageWriter):
             staging, more = _stage(self.store, self, plan, planner, are_apart=are_apart)
         except (CkstoreError, OSError):
             raise
-        except Exception as error:  # its class may be the user's, and may not survive pickling
+        except Exception as error:  # a user may have defined its class, which other ranks may be unable to unpickle
             raise SaveFailed(f"saving {self.checkpoint_id} failed: {reason_of(error)}") from error
         self.say("part")
         data = {**self._meant(), "staging": staging.path.name, "digests": self.digests, **more}

@@ -40,7 +40,8 @@ class CkstoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
 
     Args:
         if_exists: As in `ckstore.Store.commit`, for written checkpoints.
-        staging: A directory for written files until their checkpoint is committed. If None, that of the store.
+        staging: A directory for written files until their checkpoint is committed. If None, the parent directory of the
+            store.
         options: The options of fsspec.
 
     Attributes:
@@ -176,7 +177,9 @@ class CkstoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
             shutil.copyfileobj(source, target, BUFFER_BYTES)
 
     def rm(self, path: Any, recursive: bool = False, maxdepth: int | None = None) -> None:
-        """Delete a whole checkpoint like `Store.delete`, with `recursive`, or a file of the one being written.
+        """Delete a file of the checkpoint that is being written, or, with `recursive`, a whole checkpoint.
+
+        A checkpoint is deleted as by `Store.delete`.
 
         Raises:
             BadInput: The path is a part of a published checkpoint, a run, or a store.

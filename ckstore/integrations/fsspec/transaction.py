@@ -22,7 +22,7 @@ _NEVER_BUILT = "fsspec"
 
 
 class TransactionFiles:
-    """The staged files of one checkpoint, in a directory that is removed when it is committed or abandoned."""
+    """The staged files of one checkpoint, in a directory that is removed after the commit or a failure."""
 
     def __init__(self, target: tuple[Path, str, int], folder: Path | None) -> None:
         self.target = target  # store, run and step
@@ -59,7 +59,7 @@ class TransactionFiles:
         return any(names for _, _, names in os.walk(self.tree.path))
 
     def end(self) -> None:
-        """Remove the staged files. The next writer removes files that cannot be removed now, which have no effect."""
+        """Remove the staged files. Files that cannot be removed have no effect, and the next writer removes them."""
         with suppress(OSError), self.tree:
             pass
 
