@@ -1,4 +1,4 @@
-"""The background saves of one handle, `Store.background`."""
+"""The background saves of one store handle (see `Store.background`)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class BackgroundSaves:
     """
 
     _made: Client | None = None
-    """The client of the saver. The first save creates it, with a process, a thread and memory."""
+    """The client of the saver. `_client` creates it on first use, still without a process, a thread or memory."""
 
     def __init__(self, context: Context, path: Path) -> None:
         self.path = path
@@ -76,7 +76,8 @@ class BackgroundSaves:
         """
         if self._made is None:
             return True
-        # Earlier failures do not count, and failures from now on may be tolerated.
+        # The result is about the saves that are unfinished now, including tolerated failures. Earlier failures do not
+        # count.
         under_way = self._made.under_way()
         done = self._made.wait(timeout_s)
         if not done:
@@ -127,7 +128,7 @@ class BackgroundSaves:
     ) -> PendingSave:
         """Start a background save. See `ckstore.Store.save_async`. `parent` is a ref that the saver looks up."""
         order = _order_of(request, parent)
-        # This precedes the order, so that a second saver does not create another training for the run.
+        # Do this before the order is sent, so that a second saver does not create another training for the run.
         know_training(self._context, order.run)
         tolerate = None if on_failure == "raise" else partial(tolerated, self._context)
         parents = self._context.known.last_parents
@@ -159,7 +160,7 @@ class BackgroundSaves:
             self._made.raise_unread()
 
     def _client(self) -> Client:
-        """Return the client of the saver in the trainer, and create it if necessary."""
+        """Return the client of the saver, and create it if necessary."""
         if self._made is not None:
             return self._made
         from ckstore.model.saver.messages import Open

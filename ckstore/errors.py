@@ -31,7 +31,7 @@
     ├── InUse                    5   a process uses the checkpoint or holds a lock, or an unfinished save replaces it
     │   └── Protected            5   a tag or a pin protects the checkpoint from deletion
     ├── LoopFailed               1   a training loop under `check` raised an error, died or did not end in time
-    ├── NewerFormat              1   a newer ckstore wrote it
+    ├── NewerFormat              1   a newer ckstore wrote the data
     ├── RemoteError              1   a remote refused, did not answer, or holds data that does not match its name
     │   ├── NoSuchRemote         4   the store has no remote of this name, or no remote exists at this URL
     │   ├── RemoteDenied         1   the service refused the credentials, or received none
@@ -70,7 +70,7 @@ class CkstoreError(Exception):
         exit_status: The exit status of the command line.
         of_storage: Whether a save failed because of the storage. Another program or the next save may resolve that, so
             a training can continue. All other errors are mistakes of the caller, or end the training anyway. An
-            `UnknownOutcome` is not one of the storage, because the checkpoint may exist.
+            `UnknownOutcome` is not an error of the storage, because the checkpoint may exist.
     """
 
     exit_status: ClassVar[int] = 1
@@ -105,7 +105,7 @@ def _rebuild(cls: type[CkstoreError], args: tuple[Any, ...], state: dict[str, An
 
 def is_of_storage(error: BaseException) -> bool:
     """Whether a save failed because of the storage and not the caller, so that a training can continue."""
-    # An error of the system becomes a `SaveFailed`.
+    # An `OSError` later becomes a `SaveFailed`.
     return error.of_storage if isinstance(error, CkstoreError) else isinstance(error, OSError)
 
 
@@ -124,7 +124,7 @@ class NoSuchRef(CkstoreError, LookupError):
 class NoSuchFile(NoSuchRef, FileNotFoundError):
     """The checkpoint does not exist, or it has no file of this name."""
 
-    # Of the two built-in bases, OSError has the constructor that does more.
+    # Use the constructor of OSError, which does more than that of the other built-in base.
     __new__ = OSError.__new__  # type: ignore[assignment]
 
 
@@ -454,7 +454,7 @@ class MissingExtra(CkstoreError):
         install = f"pip install 'ckstore[{extra}]'"
         if isinstance(error, ModuleNotFoundError) and (error.name or package).partition(".")[0] == package:
             return cls(f"{need} the package {package}, which is not installed", hint=install)
-        # It is installed: for example it lacks a library of the system, or there is not enough memory to map it.
+        # The package is installed. For example, a system library is missing, or there is not enough memory to map it.
         hint = f"install it again for this machine: {install.replace('install', 'install --force-reinstall')}"
         return cls(f"{need} the package {package}, which cannot be loaded: {error}", hint=hint)
 

@@ -1,4 +1,4 @@
-"""Python's cyclic garbage collector, and its log.
+"""Pause the cyclic garbage collector of Python, and log messages.
 
 The collector is paused while very many small objects are made. A state of 50,000 tensors becomes more than a million
 lists, tuples and records, and none of them is garbage. The collector would examine them repeatedly, and also everything
@@ -15,11 +15,11 @@ import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 
-_WARNING = 30  # of `logging`
+_WARNING = 30  # the level of `logging`
 
 
 class _Pause:
-    """How many stretches want the collector to rest: the first stops it, the last lets it go on."""
+    """Counts the blocks that pause the collector. The first one stops it, and the end of the last one restarts it."""
 
     def __init__(self) -> None:
         self._mutex = threading.RLock()  # a signal handler may save while this thread holds it
@@ -35,13 +35,13 @@ class _Pause:
 
     def end(self) -> None:
         with self._mutex:
-            self._count = max(0, self._count - 1)  # a child that was forked in the middle has forgotten
+            self._count = max(0, self._count - 1)  # a child that was forked in the block has called `forget`
             if self._count == 0 and self._stopped:
                 self._stopped = False
                 gc.enable()
 
     def forget(self) -> None:
-        """In a child: what other threads began is not there, and no thread would let the collector go on."""
+        """Restart the collector in a forked child, where the threads that paused it do not exist."""
         self._mutex = threading.RLock()
         self._count = 0
         if self._stopped:
@@ -55,9 +55,9 @@ os.register_at_fork(after_in_child=_pause.forget)
 
 @contextmanager
 def python_gc_paused() -> Iterator[None]:
-    """Stop the collector of this process, if it runs, until every such stretch has ended."""
-    # For stretches that compute. None writes the bytes of a state; two ask the catalog, which has a deadline of
-    # seconds, and a capture calls `state_dict()` of the user's objects.
+    """Stop the collector of this process, if it runs, until every such block has ended."""
+    # Use this only for blocks that compute. No block writes the bytes of a state. Two blocks read the catalog, with a
+    # deadline of seconds, and a capture calls `state_dict()` of the user's objects.
     try:
         _pause.begin()
         yield
@@ -66,8 +66,8 @@ def python_gc_paused() -> Iterator[None]:
 
 
 def log(level: int, text: str, *, name: str = "ckstore") -> None:
-    """Log something that is done: a handler that fails is reported as `logging` does it, and fails nothing."""
-    import logging  # `ckstore log` has nothing to log
+    """Log a message. If a handler fails, print its traceback to stderr, as `logging` does, and return normally."""
+    import logging  # the import takes time, and most commands log nothing
     import traceback
 
     try:
@@ -78,9 +78,9 @@ def log(level: int, text: str, *, name: str = "ckstore") -> None:
 
 
 def log_notes(name: str, notes: Iterable[str], told: set[str]) -> None:
-    """Log what a save says besides: what is about its checkpoint each time, anything else once."""
-    # It is no `CkstoreWarning`, which a filter may turn into an error: the checkpoint is saved. `told`: what was logged
-    # of other saves; numbers in it do not count.
+    """Log the notes of a save. A note about its checkpoint is logged each time, and any other note once."""
+    # Do not use a `CkstoreWarning`. A filter may turn it into an error, although the checkpoint is saved. `told` has
+    # the notes that were logged for other saves, with 0 in place of each number.
     for note in dict.fromkeys(notes):
         kind = re.sub("[0-9]+", "0", note)
         if name not in note and kind in told:

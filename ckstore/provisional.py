@@ -1,6 +1,6 @@
 """The types of reports and arguments.
 
-They may be renamed in any version before 1.0, and later only with a release that says so. Their attributes and their
+They may be renamed in any version before 1.0, and later only in a release that announces it. Their attributes and their
 text can be used like every other part of the interface: only the names of the classes are provisional.
 """
 

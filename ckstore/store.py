@@ -1,4 +1,4 @@
-"""The façade: `Store`. Each method calls one verb in `ckstore.ops`, which is imported on first use."""
+"""The façade: `Store`. Each method calls one function of `ckstore.ops`, which is imported on first use."""
 
 from __future__ import annotations
 
@@ -786,9 +786,9 @@ class Store:
             ref: Which checkpoint.
             destination: A directory that does not exist yet, or is empty.
             link: ``auto`` shares blocks with the store if the filesystem supports it (reflink), and otherwise copies.
-                ``reflink`` is refused if the filesystem does not support it. ``copy`` always copies. ``hardlink``
-                makes files that consist of one blob read-only hard links to that blob. Writing to such a file, which
-                root can do, damages every checkpoint that uses the blob.
+                ``reflink`` is refused if the filesystem does not support it. ``copy`` always copies. With
+                ``hardlink``, each file that consists of one blob becomes a read-only hard link to this blob. Writing to
+                such a file, which root can do, damages every checkpoint that uses the blob.
             only: Globs of the paths to write, in which ``*`` also matches slashes. If None, all.
             progress: Called with the number of bytes done and the total.
 
@@ -1054,8 +1054,8 @@ class Store:
             verify: As in `load`.
             since: The current content of the target, as the report of the previous load or as a checkpoint. Only
                 differences from it are read and written, so later changes of the target are kept. If None, everything
-                is read and written. A report counts until a later load begins to change the target, and only for a load
-                with ``verify=False`` if its own load did not verify. If it is a checkpoint, pass None after a load that
+                is read and written. A report is valid until a later load begins to change the target. The report of a load with
+                ``verify=False`` is valid only for such loads. If `since` is a checkpoint, pass None after a load that
                 failed.
             progress: Called periodically with the number of bytes read and the total.
             file: For a checkpoint of files, the path of the file to load, as in `load`.
@@ -1353,7 +1353,7 @@ class Store:
         return publish(self._context, run, path, options)
 
     def _news(self, run: str | None, remote: RemoteLike | None, poll_s: float | None) -> News:
-        """Return what lists new checkpoints of a remote, or of the one that this store was opened by."""
+        """Return the object that lists new checkpoints of a remote. If None, use the remote that this store opened."""
         from ckstore.remote.remote_only.clone import POLL_S, News
 
         if poll_s is not None and not poll_s > 0:
@@ -1835,7 +1835,7 @@ class Store:
 
     @api_call
     def undoable(self) -> tuple[Waiting, ...]:
-        """Return the dropped and replaced checkpoints that `undo` can restore, the one dropped last first.
+        """Return the dropped and replaced checkpoints that `undo` can restore, the most recently dropped first.
 
         A checkpoint that lacks a blob is listed with a `problem`. It is freed at the same time as the others.
         See `StoreConfig.undo_by_hand_s` and `StoreConfig.undo_by_rule_s`.
@@ -1872,7 +1872,7 @@ class Store:
         times, tags, pins and the rules of the run are kept. Background saves of this handle to the run are finished
         first. After a kill, the same call continues the renaming. It also moves checkpoints that the same training has
         saved under the old name since. If another process drops some of the checkpoints during the renaming, the others
-        are renamed, and a `CkstoreWarning` names those.
+        are renamed, and a `CkstoreWarning` names the dropped ones.
 
         The mirror keeps the checkpoints under the old name also, until `StoreConfig.keep_remote` removes them. Without
         that policy, a `CkstoreWarning` gives their number.
@@ -2178,7 +2178,7 @@ class Store:
 
         def request() -> Request:
             self.background._settle(self._effective_run(run))  # noqa: SLF001 - its own
-            # Of several ranks, the subscribers of the first one add their facts.
+            # Of several ranks, only the first one adds the facts of its subscribers.
             has_facts = getattr(ranks, "rank", 0) == 0
             return request_of(self._context, self._run_named(run), step, options, progress, has_facts=has_facts)
 
@@ -2342,7 +2342,8 @@ class _LazyRescue:
             from ckstore.remote.remote_only.rescue import RemoteRescuer
 
             self._made.append(RemoteRescuer(self._context, _remote_copies(self._context, ())))
-        # The first, since threads that detect damage at the same time must share one: each asks the remotes itself.
+        # Return the first rescuer. Threads that detect damage at the same time must share it, because each rescuer
+        # sends its own requests to the remotes.
         return self._made[0]
 
     def blob(
@@ -2415,7 +2416,7 @@ def _tell_made(root: Path) -> None:
 
 
 def separate_stores() -> SeparateStores:
-    """Return how ranks on nodes with separate stores save one checkpoint: on the mirror that these stores share."""
+    """Return the module with which ranks on nodes with separate stores save one checkpoint on their common mirror."""
     from ckstore.remote.mirror import nodes_without_shared_store
 
     return nodes_without_shared_store
