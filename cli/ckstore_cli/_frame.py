@@ -40,9 +40,10 @@ class Frame:
     @contextmanager
     def reading(self) -> Iterator[Store]:
         """Open the store for reading, and close it afterwards."""
-        # Before the library is imported, so that the most common error, a missing store, is reported quickly.
+        # Find the store before the library is imported, so that the most common error, a missing store, is reported
+        # quickly.
         path = self.find_store()
-        from ckstore.store import Store  # slow, so only once the store is found
+        from ckstore.store import Store  # slow, so import it only after the store was found
 
         with self._printing_warnings(), Store.open(path, readonly=True) as store:
             yield store

@@ -12,7 +12,7 @@ from ckstore.model.words import headed
 from ckstore_cli._documents import to_json
 
 JSON_VERSION = 1
-"""The member ``v`` of every JSON document. It is raised when a key is removed or changes its meaning."""
+"""The member ``v`` of every JSON document. It is increased when a key is removed or changes its meaning."""
 
 _CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 
@@ -35,7 +35,7 @@ class Output:
 
     def __init__(self, *, as_json: bool) -> None:
         self.as_json = as_json
-        # In a pipe the width is None and nothing is cut, since a program that parses lines must not depend on it.
+        # In a pipe the width is None and nothing is cut, since programs that parse lines must not depend on the width.
         on_terminal = sys.stdout.isatty() and not as_json
         self.width: int | None = None
         if on_terminal:

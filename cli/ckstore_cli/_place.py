@@ -26,7 +26,7 @@ SUDO_VARIABLE = "SUDO_UID"
 ANY = "*"
 MARK = "store.json"
 _CHECKPOINTS = "checkpoints"
-# For a hint, a directory with a million files is not read completely.
+# The maximum number of entries that are read for a hint, since a directory may have a million files.
 _LISTED_MOST = 1000
 _NAMED_MOST = 3
 
@@ -38,7 +38,8 @@ def find_store(option: Path | None, environ: Mapping[str, str], here: Path) -> P
     named = option or (Path(environ[VARIABLE]) if environ.get(VARIABLE) else None)
     if named is not None:
         return _named_store(expanded(named), "--store" if option else VARIABLE, environ, here)
-    # As in git, only the nearest is considered, even if it may not be used: one further up belongs to another project.
+    # As in git, only the nearest store is considered, even if it may not be used. A store further up belongs to
+    # another project.
     for directory in (here, *here.parents):
         inner = directory / DEFAULT_NAME
         is_inner = _may_be_store(inner)

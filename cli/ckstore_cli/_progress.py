@@ -17,15 +17,15 @@ from ckstore.model.sizes import size_text
 from ckstore.model.words import printable
 from ckstore_cli._format import cut
 
-# Drawing more often only flickers, and each time costs a write to a slow terminal (ssh).
+# A line that is drawn more often only flickers, and each drawing is a write to a terminal that may be slow (ssh).
 _PERIOD_S = 0.1
-# An earlier estimate changes strongly from second to second.
+# The seconds before the first estimate, since an earlier one would change strongly from second to second.
 _SETTLE_S = 2.0
 _CLEAR_LINE = "\r\x1b[K"
 
 
 class Progress:
-    """Shows the progress of work of known or unknown size. A context manager for the thread that made it."""
+    """Shows the progress of work of known or unknown size. A context manager for one thread."""
 
     def __init__(
         self,

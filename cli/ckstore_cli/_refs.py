@@ -49,7 +49,7 @@ def runs(store: Path) -> list[str]:
 
 def no_such_run(store: Path, run: str) -> NoSuchRef:
     """Return the error for a run that the store does not have (see `ckstore.ops.refs.listing.no_such_run`)."""
-    # Imported in the function, since completion does not need it.
+    # Import these modules only for the error, since completion does not need them.
     from ckstore.objects.layout import Layout
     from ckstore.ops.refs import listing
 
@@ -85,7 +85,7 @@ def _fitting(store: Path, incomplete: str) -> Iterator[tuple[str, str]]:
     yield from ((str(step), plain) for step in steps(store, plain))
     yield from ((name, "run") for name in _of_several(store, known, incomplete))
     if re.fullmatch(_SOME_DIGITS, incomplete):
-        yield from dict(_ids(store, known, incomplete)).items()  # once, even if it has several generations
+        yield from dict(_ids(store, known, incomplete)).items()  # each id once, even if it has several generations
 
 
 def _of_several(store: Path, known: list[str], incomplete: str) -> Iterator[str]:

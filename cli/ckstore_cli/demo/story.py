@@ -125,7 +125,7 @@ class Demo:
         say("\n".join(line.rstrip() for line in columns(rows, "<<<<")))
         if resumed != reference or stored != [resumed, reference]:
             raise DemoFailed(
-                "the final states of the resumed and the uninterrupted run should be equal, and they differ"
+                "the final states of the resumed and the uninterrupted run should be equal, but they differ"
             )
         say("\nBoth states are loaded unchanged from the store. PROVEN: the kill cost only time.")
 
@@ -147,7 +147,7 @@ class Demo:
             left = [info.step for info in store.checkpoints(run=RUN)]
             unused = store.gc(dry_run=True)
         if best.step not in left or len(left) != KEPT + 1 or unused.freed_count or unused.held:
-            raise DemoFailed(f"only {best.name} and the last {KEPT} should be left, and the steps {left} are")
+            raise DemoFailed(f"only {best.name} and the last {KEPT} should be left, but the steps {left} are left")
 
     def ckstore(self, *arguments: str, status: int = 0) -> str:
         """Run a command. Return the command line and its output, as shown on a terminal."""
@@ -183,11 +183,11 @@ def kill_in_a_save(program: subprocess.Popen[bytes], store: Path, run: str, *, a
     deadline_s = time.monotonic() + DEADLINE_S
     savers: list[int] = []
     while program.poll() is None:
-        # In this order, so that the save in flight is later than the counted ones.
+        # Count the saves first, so that the save in flight is later than the counted ones.
         if len(published(store, run)) >= after_saves and saves_in_flight(store, unfinished=True):
             _kill(*savers, program.pid)
             killed = program.wait(_DIE_WITHIN_S) == -signal.SIGKILL
-            while left := _savers(store):  # also one that replaced another before the program died
+            while left := _savers(store):  # also a saver that replaced another one before the program died
                 _kill(*left)
                 time.sleep(_LOOK_EVERY_S)
             return killed

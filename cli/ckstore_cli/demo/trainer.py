@@ -126,7 +126,7 @@ def train(options: argparse.Namespace) -> None:
                 begun_s = time.perf_counter()
                 pending = store.save_async(state, step=step, metrics={"loss": loss.item()}, parent=parent)
                 waited = f"training waited {time.perf_counter() - begun_s:.2f} s"
-                info = pending.result(_SAVED_WITHIN_S)  # a loop that prints nothing would not wait
+                info = pending.result(_SAVED_WITHIN_S)  # wait only for the printed sizes; other loops continue at once
                 new = f"{size_text(info.new_bytes):>8} of {size_text(info.logical_bytes)} new"
                 print(f"step {step:>4}   loss {loss.item():.3f}   {waited}, {new}", flush=True)
                 parent = None

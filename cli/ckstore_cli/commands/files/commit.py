@@ -112,7 +112,7 @@ def commit(
     existed = info.created < begun
     out.line(f"{'already stored:' if existed else 'committed'} {info}{_GUESSED[source]}")
     untagged = sorted(set(tags) - set(info.tags))
-    # An error although the commit is durable, since a script that relies on the tag must stop.
+    # Raise an error although the commit is durable, since a script that relies on the tag must stop.
     if untagged:
         msg = f"{info.name} is committed and durable, but not tagged: {', '.join(untagged)}"
         raise CkstoreError(msg, hint=f"ckstore tag {untagged[0]} {info.name} tries again")

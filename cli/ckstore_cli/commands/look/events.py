@@ -24,7 +24,7 @@ _LOOKS = {
     **dict.fromkeys(("dropped", "retried", "untracked"), "yellow"),
     "saved": "green",
 }
-_SUMMED_FROM = 20  # fewer are easy to count
+_SUMMED_FROM = 20  # fewer events are easy to count
 
 
 @click.command()

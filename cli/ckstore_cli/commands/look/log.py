@@ -32,7 +32,7 @@ _ALIGN = "><<<>>"
     "--count",
     metavar="N",
     type=WholeNumber(min=1),
-    help=f"List only the newest N. Default: all, or on a terminal the newest {ON_TERMINAL_COUNT}.",
+    help=f"List only the newest N. Default: all, but on a terminal without --since only {ON_TERMINAL_COUNT}.",
 )
 @click.option("--run", metavar="RUN", shell_complete=complete_run, help="Only checkpoints of this run.")
 @click.option("--since", metavar="TIME", help="Only checkpoints saved within this time, such as 90m, 36h or 7d.")
@@ -92,12 +92,12 @@ def log(  # noqa: PLR0917 - one for each option
     out = frame.output()
     start = start_of(since, datetime.now(UTC), "--since")
     if count is None and out.width is not None and start is None:
-        # Only on a terminal, since a program that reads the list must get all of it.
+        # Limit the list only on a terminal, since a program that reads it must get all of it.
         count = ON_TERMINAL_COUNT
     with frame.reading() as store:
-        # To find those that lack a metric, all are listed.
+        # To find the newest N checkpoints that lack a metric, read all of them.
         found = store.checkpoints(run, newest=count if lacks is None else None, superseded=superseded)
-        # It raises if all checkpoints are incomplete, since "no checkpoint yet" would be wrong.
+        # `latest` raises an error if all checkpoints are incomplete, since "no checkpoint yet" would be wrong.
         if not found and store.latest(run) is None and run is not None:
             raise no_such_run(store.path, run)
     shown = [info for info in found[::-1] if start is None or time_of_text(info.created) >= start]
@@ -113,7 +113,7 @@ def log(  # noqa: PLR0917 - one for each option
     elif not shown:
         out.note(f"no checkpoint was saved in the last {printable(since or '')}")
     elif out.width is not None and len(shown) == count:
-        # By the names of their directories, since reading each is as slow as listing it.
+        # Count the names of the directories. To read the checkpoints would take as long as to list all of them.
         listed = checkpoints if superseded else steps
         total = sum(len(listed(store.path, name)) for name in (runs(store.path) if run is None else [run]))
         if total > count:
@@ -144,8 +144,9 @@ def _short(infos: Sequence[CheckpointInfo], out: Output) -> Iterator[str]:
 
 def _table(infos: Sequence[CheckpointInfo], out: Output) -> Iterator[str]:
     """Yield the lines of the table. Metrics, tags and messages follow in the same line or on lines below it."""
-    # If all metrics fit into the lines, they are in them, with the tags and the messages that fit. Otherwise the
-    # metrics of every checkpoint are below its line, so that the rows can be compared.
+    # If the metrics of every checkpoint fit into its line, the lines contain them, followed by tags and messages as far
+    # as these fit. Otherwise, the metrics of every checkpoint are printed below its line, so that the rows can be
+    # compared.
     if not infos:
         return
     now = datetime.now(UTC)

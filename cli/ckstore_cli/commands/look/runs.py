@@ -47,7 +47,7 @@ def runs(frame: Frame, sizes: bool) -> None:  # noqa: FBT001 - click's
     out = frame.output()
     with frame.reading() as store:
         found = store.runs()[::-1]
-        if not found:  # it raises if all checkpoints are incomplete, since "no checkpoint yet" would be wrong
+        if not found:  # `latest` raises an error if all of them are incomplete
             store.latest()
         held = {one.run: one for one in store.du().runs} if sizes else {}
     for one in found:

@@ -94,7 +94,7 @@ def delete(frame: Frame, refs: tuple[str, ...], run: str | None, dry_run: bool, 
                 continue
             out.document({"dry_run": dry_run, "run": info.run, "step": info.step, "id": info.id})
             out.line(f"{'would delete' if dry_run else 'deleted'} {info.shown}")
-        # After the others, since RUN@STEP names the complete checkpoint of a step that has one.
+        # Delete incomplete checkpoints last, since RUN@STEP names the complete checkpoint of a step that has one.
         for name in dict.fromkeys(torn):
             store.delete(name, dry_run=dry_run, now=now)
             out.document({"dry_run": dry_run, "torn": name})

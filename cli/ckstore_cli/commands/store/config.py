@@ -179,7 +179,7 @@ def config(frame: Frame, /, key: str | None, value: str | None, run: str | None,
                            to find bit rot
       save-retries N       number of retries when the storage fails
       wait-for-space TIME  how long a save waits on a full disk
-      on-failed-save warn  whether a training continues when the storage fails a save
+      on-failed-save warn  whether a training continues if the storage fails
       failed-saves-most N  for how many saves in a row it continues
       health-share SHARE   share of new data that a save checks for NaN and infinite
                            values

@@ -59,7 +59,7 @@ def init(frame: Frame, path: Path | None, hash_name: str, chunk_bytes: int | Non
       6  not enough space
     """
     place = Path.cwd() / place_for_new(path, frame.store, os.environ)
-    # Checked before the library is imported. `Store.init` also fails if another process makes a store there meanwhile.
+    # Check this before the library is imported. `Store.init` also fails if another process has just made a store.
     if is_store(place):
         msg = f"there is already a store at {place}; nothing was changed"
         raise CkstoreError(msg, hint=f"list its checkpoints: ckstore log --store {place}")

@@ -38,7 +38,7 @@ def reindex(frame: Frame, relink: bool) -> int:  # noqa: FBT001 - click's
       6  not enough space for a second catalog, and nothing was changed
     """
     out = frame.output()
-    # Without recovery, since the catalog must show the directories as they are.
+    # Open the store without recovery, since the catalog must show the directories as they are.
     with frame.writing(recover=False) as store, Progress("reading", quiet=out.as_json) as shown:
         report = store.reindex(relink=relink, progress=shown.at)
     out.document(report)
