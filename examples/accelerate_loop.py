@@ -1,4 +1,4 @@
-"""accelerate: python accelerate_loop.py STORE PROJECT_DIR, or accelerate launch. Start it again to go on."""
+"""Train with accelerate: python accelerate_loop.py STORE PROJECT_DIR, or accelerate launch. Run it again to resume."""
 
 import sys
 

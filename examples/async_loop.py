@@ -1,4 +1,4 @@
-"""A loop that saves in the background: python async_loop.py STORE. Stop it at any moment and start it again."""
+"""Train with background saves: python async_loop.py STORE. Stop it at any time, and run it again to resume."""
 
 import sys
 
@@ -31,12 +31,12 @@ while epoch < 5:
         loss.backward()
         optimizer.step()
     epoch += 1
-    # The call waits for the save before this one, raises its error if it failed, copies the state and returns.
-    # replace: after a rollback an epoch is saved once more.
+    # `save_async` waits for the previous save, raises its error if it failed, copies the state and returns.
+    # After a rollback, an epoch is saved again and replaces the older checkpoint.
     state = capture(**parts, extra={"epoch": epoch})
     pending = store.save_async(state, step=epoch, metrics={"loss": loss.item()}, if_exists="replace")
     print(f"epoch {epoch}, loss {loss.item():.3f}, copied {pending.total_bytes} bytes")
 
-# Only so that a failure of the last save is told: the saver would finish it without this process as well.
+# Wait only to learn whether the last save failed. The saver also finishes it after the end of this process.
 if not store.background.wait(600):
-    print("the last save has not ended after ten minutes; the saver goes on with it")
+    print("the last save has not ended after ten minutes; the saver continues")

@@ -1,4 +1,4 @@
-"""DistributedDataParallel: torchrun --nproc-per-node=2 ddp.py STORE. Every rank captures, rank 0 saves."""
+"""Train with DistributedDataParallel: torchrun --nproc-per-node=2 ddp.py STORE. All ranks capture, rank 0 saves."""
 
 import sys
 
@@ -36,7 +36,7 @@ while epoch < 3:
         loss.backward()
         optimizer.step()
     epoch += 1
-    state = capture(**parts, extra={"epoch": epoch})  # all ranks: it gathers their random states
+    state = capture(**parts, extra={"epoch": epoch})  # every rank calls it, because it gathers random states
     if first:
         store.save(state, step=epoch, metrics={"loss": loss.item()}, if_exists="replace")
         print(f"saved epoch {epoch}")

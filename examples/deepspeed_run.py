@@ -1,4 +1,7 @@
-"""DeepSpeed: deepspeed deepspeed_run.py STORE OUT, or torchrun. Start it again to go on. CPUs: DS_ACCELERATOR=cpu."""
+"""Train with DeepSpeed: deepspeed deepspeed_run.py STORE OUT, or torchrun. Run it again to resume.
+
+Without GPUs, set DS_ACCELERATOR=cpu.
+"""
 
 import sys
 
@@ -11,7 +14,7 @@ from ckstore.integrations.deepspeed import install, load
 
 STEPS = 6
 if get_accelerator().device_name() == "cpu":
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # or it is compiled first
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # otherwise it is compiled first
 
 
 def make():

@@ -1,4 +1,7 @@
-"""FSDP2: torchrun --nproc-per-node=2 fsdp2.py STORE. Every rank saves its shards; any number of ranks goes on."""
+"""Train with FSDP2: torchrun --nproc-per-node=2 fsdp2.py STORE.
+
+Every rank saves its shards. Any number of ranks can resume.
+"""
 
 import sys
 from typing import Any
@@ -24,7 +27,7 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 
 
 def state_at(step: int) -> dict[str, Any]:
-    """Return what the ranks save: each has its shards, and the same plain values."""
+    """Return the state of this rank: its shards, and plain values that are equal on all ranks."""
     weights, optimizer_state = get_state_dict(model, optimizer)
     return {"model": weights, "optim": optimizer_state, "step": step}
 

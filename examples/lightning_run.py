@@ -1,4 +1,4 @@
-"""Lightning: python lightning_run.py STORE FOLDER. Start it again to go on."""
+"""Train with Lightning: python lightning_run.py STORE FOLDER. Run it again to resume."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""A plain loop: python plain_loop.py STORE. Stop it at any moment and start it again: it goes on where it was."""
+"""Train with a plain loop: python plain_loop.py STORE. Stop it at any time, and run it again to resume."""
 
 import sys
 
@@ -30,7 +30,7 @@ while epoch < 5:
         loss.backward()
         optimizer.step()
     epoch += 1
-    # replace: after a rollback an epoch is saved once more.
+    # After a rollback, an epoch is saved again and replaces the older checkpoint.
     state = capture(**parts, extra={"epoch": epoch})
     store.save(state, step=epoch, metrics={"loss": loss.item()}, if_exists="replace")
     print(f"epoch {epoch}, loss {loss.item():.3f}")

@@ -1,7 +1,7 @@
-"""Weights for rollout workers by a bucket: `rollout.py trainer STORE URL STEPS`, and `rollout.py worker URL STEPS`.
+"""Send weights to rollout workers: `rollout.py trainer STORE URL STEPS`, and `rollout.py worker URL STEPS`.
 
-The trainer changes a bfloat16 model by steps of reinforcement learning, about one weight in a hundred each, and pushes
-every one. Each worker is a process of its own; it applies the difference to the weights that it has.
+The trainer trains a bfloat16 model with reinforcement learning, and pushes it to a bucket after each step. A step
+changes about one weight in a hundred. Each worker is a separate process and applies the difference to its weights.
 """
 
 import sys
@@ -39,16 +39,16 @@ def train(folder, url, steps):
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)
     store = Store.open_or_init(folder, run="policy")
     store.config.retention = RetentionPolicy(keep_last=3)
-    store.config.push_deltas = True  # at the bucket each step is the difference to the one before
+    store.config.push_deltas = True  # the bucket stores each step as a difference to the previous one
     store.remotes.add("bucket", url)
-    for _ in range(20):  # before the first push, as in a run under way: the first steps of AdamW change more
+    for _ in range(20):  # the first steps of AdamW change more weights than later ones
         improve(model, optimizer)
     for step in range(steps):
         improve(model, optimizer)
         weights = {name: value.to(torch.bfloat16) for name, value in model.state_dict().items()}
         info = store.save(weights, step=step)
         sent = store.push(info, "bucket").moved_bytes
-        # What a trainer that writes files would send, for comparison.
+        # For comparison, write the file that a trainer without a store would send.
         save_file(weights, f"{folder}.safetensors")
         file_bytes = Path(f"{folder}.safetensors").stat().st_size
         print(f"step {step} {digest(weights)}: {sent} bytes sent, {file_bytes} as a safetensors file", flush=True)
@@ -59,9 +59,9 @@ def work(url, steps):
     report = None
     with Store.open(url) as store:
         for info in store.follow("policy", poll_s=0.2, timeout_s=120):
-            # In place: the memory that the engine generates with. Verified, before and after.
+            # Load into the memory from which the engine generates. All data that is read is verified.
             report = store.load_into(weights, info, since=report)
-            print(f"step {info.step} {digest(weights)}: {report.received_bytes} bytes came", flush=True)
+            print(f"step {info.step} {digest(weights)}: {report.received_bytes} bytes received", flush=True)
             if info.step == steps - 1:
                 break
 

@@ -1,7 +1,7 @@
 """Publish a run's weights for SGLang: `sglang_publish.py STORE RUN SHARED BASE LOCAL ENGINE_URL …`.
 
 SHARED is a directory that this program and all engines see, BASE the model that the engines were started with, and
-LOCAL the directory on each engine's disk for its copy of the model. It ends when no step came for a minute.
+LOCAL the directory on each engine's disk for its copy of the model. The program ends after a minute without a new step.
 """
 
 import itertools

@@ -1,4 +1,4 @@
-"""The Trainer of transformers: python trainer.py STORE OUTPUT_DIR. Start it again to go on."""
+"""Train with the Trainer of transformers: python trainer.py STORE OUTPUT_DIR. Run it again to resume."""
 
 import sys
 

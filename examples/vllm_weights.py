@@ -5,8 +5,9 @@ Register it in each worker, and start vLLM with the backend `ckstore` (vLLM 0.25
     WeightTransferEngineFactory.register_engine("ckstore", "vllm_weights", "CkstoreEngine")
 
 The trainer saves each step in a store that the workers can read, or pushes it to a bucket. Then it calls
-`update_weights` twice: with `{"ref": "policy@110"}` while the engine generates, which reads what changed into host
-memory, and with `{"ref": "policy@110", "load": true}` in the pause, which copies it into the model.
+`update_weights` twice. The first call, with `{"ref": "policy@110"}` while the engine generates, reads the changed
+weights into host memory. The second one, with `{"ref": "policy@110", "load": true}` in the pause, copies them into the
+model.
 """
 
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ class CkstoreInit(WeightTransferInitInfo):
 @dataclass
 class CkstoreUpdate(WeightTransferUpdateInfo):
     ref: str  # which checkpoint, such as policy@110
-    load: bool = False  # copy it into the model
+    load: bool = False  # whether to copy the weights into the model
 
 
 class CkstoreEngine(WeightTransferEngine):
@@ -40,18 +41,18 @@ class CkstoreEngine(WeightTransferEngine):
         self.store = Store.open(init_info.store)
         self.part = init_info.part
         self.host = None  # the weights in host memory
-        self.report = None  # of the load that brought them to their checkpoint
-        self.changed = set()  # the names of those that the model does not have yet
+        self.report = None  # the report of the last load into host memory
+        self.changed = set()  # the names of the weights that the model does not have yet
         self.staged = None  # the ref whose weights the last call has read into host memory
 
     def start_weight_update(self):
-        """Weights are copied in place, so vLLM prepares nothing."""
+        """Do nothing, because weights are copied in place."""
 
     def finish_weight_update(self):
-        """As `start_weight_update`."""
+        """Do nothing. See `start_weight_update`."""
 
     def receive_weights(self, update_info):
-        # In the pause, after the call that has read this ref: copy, and ask the store nothing.
+        # If the previous call has read this ref, only copy the weights, without access to the store.
         if not (update_info.load and update_info.ref == self.staged):
             self._stage(update_info.ref)
         self.staged = None if update_info.load else update_info.ref
@@ -61,7 +62,7 @@ class CkstoreEngine(WeightTransferEngine):
             self.changed.clear()
 
     def _stage(self, ref):
-        """Read what changed into host memory, while the model serves its own weights."""
+        """Read the changed weights into host memory, while the model continues to serve."""
         self.staged = None
         info = self.store.info(ref)
         if self.report is None:
@@ -72,14 +73,14 @@ class CkstoreEngine(WeightTransferEngine):
             # If this load fails, host memory has weights of two steps, and the next call reads all of them.
             report, self.report = self.report, None
             self.changed |= self._changed(report.info, info)
-            # Reads only the blobs that differ; what it reads is verified.
+            # This reads and verifies only the blobs that differ.
             self.report = self.store.load_into(self.host, info, select=self.part, since=report)
 
     def _changed(self, before, after):
-        """Return the names of the weights that differ, by digests in the two checkpoints."""
+        """Return the names of the weights whose digests differ between two checkpoints."""
         try:
             names = {leaf.name for leaf in self.store.diff(before, after).changed}
-        except NoSuchRef:  # retention has dropped the former one: copy all weights
+        except NoSuchRef:  # retention has dropped the previous checkpoint, so copy all weights
             return set(self.host[self.part])
         return {name for name in self.host[self.part] if f"{self.part}.{name}" in names}
 
