@@ -362,7 +362,7 @@ class CkstoreStorage(LocalFileSystemStorage):
         return [name for info in self._infos(None) if (name := _name_of(info))]
 
     def _infos(self, step: int | None) -> tuple[CheckpointInfo, ...]:
-        """Return the checkpoint of a step, or, if `step` is None, all checkpoints of the run, oldest first."""
+        """Return the checkpoint of a step, or, without a step, all checkpoints of the run, oldest first."""
         found = self._stamps(step)
         known = self._known.get(step)
         if found and known is not None and known[0] == found:

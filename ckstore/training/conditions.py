@@ -69,7 +69,7 @@ class Conditions:
 def differences(
     before: Conditions, now: Conditions, ranks: Sequence[int] | None = None, *, rng: bool = True
 ) -> Iterator[str]:
-    """Yield the differences that prevent an exact resume on `ranks`, or on this rank if `ranks` is None.
+    """Yield the differences that prevent an exact resume on `ranks`, or, without `ranks`, on this rank.
 
     Without `rng`, random states are not compared.
     """

@@ -381,7 +381,7 @@ def _listing(entries: list[Entry]) -> str:
 
 
 def run_of(store: Store, run: str | None) -> str:
-    """Return `run`. If it is None, return the run of the handle, or ``main``. For ``auto``, return a new run."""
+    """Return `run`, or without it the run of the handle, or ``main``. For ``auto``, return a new run."""
     return store._new_run() if run == AUTO else run or store.run or DEFAULT_RUN  # noqa: SLF001 - as `save` finds it
 
 

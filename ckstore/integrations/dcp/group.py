@@ -57,7 +57,7 @@ def is_alone() -> bool:
 
 
 class GroupMeeting(Meeting):
-    """The ranks of one call. If `group` is None, these are all ranks. `act` names the operation in messages."""
+    """The ranks of one call. Without a `group`, these are all ranks. `act` names the operation in messages."""
 
     UNSAID: ClassVar[Mapping[str, str]] = {
         "rank": "did not arrive",
