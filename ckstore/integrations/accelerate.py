@@ -63,7 +63,7 @@ class Installed:
 
     Attributes:
         last: The last committed checkpoint, on every process. A failed commit that `StoreConfig.on_failed_save`
-            tolerates does not change it, and keeps the directory.
+            tolerates does not change `last`, and the directory is kept.
         resumed_inexactly: The aspects that did not continue exactly at the last load from the store, and the
             hyper-parameters of optimizers that the load replaced.
     """

@@ -93,7 +93,7 @@ def conditions(config: Any) -> Conditions:
         world_size=world_size(),
         dataloader=used,
         settings=_plain_members(config, "optimizer_name", "optimizer_params"),
-        # Schedulers of DeepSpeed load only their step number from a checkpoint, so the program sets these.
+        # These settings come from the program, because schedulers of DeepSpeed load only their step number.
         options={"precision": precision, **_plain_members(config, "gradient_clipping", *_SCHEDULER)},
     )
 

@@ -30,7 +30,7 @@ def kept_as_text(value: Any, name: str, changed: dict[str, str]) -> Any:
 
 
 def without_refused(state: Mapping[str, Any], name: str, changed: dict[str, str]) -> dict[str, Any]:
-    """Return a state without the items that a store cannot hold, for an object that keeps its own values of them."""
+    """Return a state without the items that a store cannot hold, for an object that keeps its own values for these."""
     kept = {}
     for key, value in state.items():
         if _is_storable(value):

@@ -104,7 +104,7 @@ class CkstoreCheckpointIO(CheckpointIO):
 
     @property
     def run(self) -> str:
-        """The name of the run. For ``auto``, the created run. If it does not exist yet, this creates it."""
+        """The name of the run. For ``auto``, the name of the new run, which the first access creates."""
         return run_of(self.store, self._run)
 
     def save_checkpoint(
@@ -346,7 +346,7 @@ class CkstoreCheckpointIO(CheckpointIO):
         SettingsComparison.add_to(trainer, lambda now: inexact(self.store, info, now), tell)
 
     def _continues(self) -> None:
-        """Record that the training continues the next loaded checkpoint. If that is in another run, a fork begins."""
+        """Record that the training continues the next loaded checkpoint. If it is in another run, a fork begins."""
         own_run.begin(self.store, self._run)
         self._begun = True
 
@@ -416,7 +416,7 @@ class CkstoreCheckpointIO(CheckpointIO):
             warnings.warn(msg, CkstoreWarning, stacklevel=2)
             return
         try:
-            # Drop it as by a rule, because this happens at each save and is not a mistake of a user.
+            # Drop the checkpoint as a rule does, because this happens at each save and is not a mistake of a user.
             self.store.delete(checkpoint, now=not self.store.config.undo_by_rule_s)
         except (NoSuchRef, InUse):
             return  # it is already dropped or saved again, or a tag, a pin or a reader holds it

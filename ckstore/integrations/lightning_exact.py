@@ -1,4 +1,4 @@
-"""Lightning: a callback that adds random states to its checkpoints, which Lightning does not save."""
+"""Lightning: a callback that adds random states to checkpoints, because Lightning does not save them."""
 
 from __future__ import annotations
 

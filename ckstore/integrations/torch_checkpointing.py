@@ -91,7 +91,8 @@ class CkstoreStorageConfig(StorageConfig):
         if self.run == AUTO:
             msg = "run='auto' creates a new run in each process, but all paths of a folder belong to one run"
             raise BadInput(msg, hint="name the run, for example after the folder: run='gpt-2'")
-        # This process loads, but a child process, which unpickles this object, may save. The file tells it the parent.
+        # A child process, which unpickles this object, may save after this process has loaded. The file names the
+        # loaded checkpoint.
         self._loaded = Path(tempfile.gettempdir()) / f"ckstore-loaded-{uuid.uuid4().hex}"
 
     def __getstate__(self) -> dict[str, object]:
@@ -502,7 +503,7 @@ def _make_way(path: Path) -> None:
 
 
 def _resolved(path: Path) -> Path:
-    """Return a path whose symlinks are resolved, except a last one, which is itself renamed or deleted."""
+    """Return a path with resolved symlinks, except in its last name, which is itself renamed or deleted."""
     whole = Path(os.path.abspath(path))
     return Path(os.path.realpath(whole.parent)) / whole.name
 

@@ -133,7 +133,7 @@ class CkstoreTrainerMixin:
         return result
 
     def _begin(self, path: str | bool | None, asked: str | bool | None) -> None:
-        """Determine the training before its first step, so that a used run is refused now and not hours later."""
+        """Begin or continue a training before its first step, so that a used run is refused now and not hours later."""
         store = self._store()
         if not path:
             own_run.begin(store, self.ckstore_run)
@@ -144,7 +144,7 @@ class CkstoreTrainerMixin:
         own_run.check_free(store, self.ckstore_run)
 
     def _restore_best(self) -> None:
-        """Set the best checkpoint of the Trainer, which loses it in a resume if its directory does not exist."""
+        """Set the best checkpoint of the Trainer, which is lost in a resume if its directory does not exist."""
         best = best_so_far(self._store(), self.ckstore_run, self.args, self.state)
         if isinstance(best, str):
             self.resumed_inexactly = (*self.resumed_inexactly, best)

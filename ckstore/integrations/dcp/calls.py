@@ -152,7 +152,7 @@ def async_save(
     about: dict[str, Any] | None = None,
     **options: Any,
 ) -> Any:
-    """Save like `save`, in the background. This copies the state before it returns, and then training may continue.
+    """Save like `save`, in the background. This call copies the state and returns, and training may then continue.
 
     Args:
         store: As in `save`.
@@ -310,7 +310,8 @@ def load(
             lambda: (CkstoreReader(store, ref, since=None if begun else since), _plain(state, sorted(state))),
             lambda made: context_of(made[0].store).settings.uuid,
         )
-        if not begun and len({*ranks.told}) > 1:  # nodes have their own stores, and another node may have saved it
+        # If the nodes have their own stores, another node may have saved the checkpoint.
+        if not begun and len({*ranks.told}) > 1:
             ranks.agree(partial(_list_there, reader.store, ref))
         reader.tried = begun
         try:
@@ -374,10 +375,10 @@ def _resumed_inexactly(reader: CkstoreReader, given: Settings, plain: dict[str, 
 
 @api_call
 def _list_there(store: Store, ref: RefLike) -> None:
-    """Add the checkpoint that a ref names on the mirror to the list of the store of this node."""
+    """Add the checkpoint of the mirror that a ref names to the list in the store of this node."""
     context, stores = context_of(store), separate_stores()
     if stores.has_place(context):
-        # The store of a reader is read-only, and this needs to write.
+        # The store of a reader is read-only, but the list must be written.
         stores.list_there(context_of(Store.open(store.path)) if context.readonly else context, ref)
 
 

@@ -165,8 +165,9 @@ class GroupMeeting(Meeting):
 
     @contextmanager
     def failing_together(self) -> Iterator[None]:
-        """Convert the error of `torch.distributed.checkpoint`, which ``except Exception`` does not catch."""
-        # Also convert the error of a backend that lost a rank. If a rank raises an error, all ranks get the former one.
+        """Convert a `CheckpointException` of torch, which is not an `Exception`, to an error of ckstore."""
+        # Errors that a rank raises arrive as a `CheckpointException`. Also convert the error of a backend that lost a
+        # rank.
         try:
             yield
         except CheckpointException as error:
@@ -203,7 +204,7 @@ def _key(rank: int) -> str:
 
 
 def error_of_all(act: str, error: CheckpointException) -> CkstoreError:
-    """Return the error that all ranks raise for one of torch, without the stacks that torch keeps."""
+    """Return the error that all ranks raise for an error of torch, without the stacks that torch keeps."""
     return failed_on_all(act, {rank: cause[0] for rank, cause in error.failures.items()})
 
 

@@ -50,7 +50,7 @@ class SavedOptimizers:
         return None
 
     def other_order(self, optimizer: str, own: Sequence[Any]) -> str:
-        """Return a sentence that names the first parameter with another name in the checkpoint, or an empty one."""
+        """Return a sentence that names the first parameter with another name in the checkpoint, or an empty string."""
         for i, (group, other) in enumerate(zip(own, self.groups.get(optimizer, ()), strict=False)):
             names, its = group.get(_NAMES) or (), other.get(_NAMES) or ()
             for j, (wanted, found) in enumerate(zip(names, its, strict=False)):

@@ -72,7 +72,7 @@ class CkstoreReader(StorageReader):
 
     Attributes:
         info: The checkpoint, after the call of `read_metadata`.
-        tried: Ids of damaged checkpoints. ``latest-valid`` is the newest one before them.
+        tried: Ids of damaged checkpoints. ``latest-valid`` names the newest checkpoint before these.
         read_bytes: The number of bytes that this rank has read from blobs.
         content: The content of the tensors of this rank after the load.
         beyond: Name of a converted tensor -> the number of values out of the range of the target's dtype.

@@ -15,7 +15,7 @@ from ckstore.model.words import some_of
 from ckstore.tensors.state_capture import capture
 
 _COMPARED_MOST_BYTES = 2**20
-"""The maximum size of a compared tensor, in bytes. To hash a larger one, every rank needs as long as one to save it."""
+"""The maximum size of a compared tensor, in bytes. Every rank would hash larger ones for as long as a save takes."""
 _PLAIN = {int, float, str, bool, type(None)}
 RULES = ("error", "warn")
 _CURE = "give each rank a name of its own, such as state[f'rng.{rank}'], or make the values the same on all ranks"

@@ -146,7 +146,7 @@ class CkstoreWriter(StorageWriter):
         """Check that all ranks save the same checkpoint. The coordinator calls this."""
         said = [plan.storage_data for plan in plans]
         are_apart = check_agreement(one for one in said if one is not None)
-        # Compare early, before any data is written. A cached plan has no digests. `finish` compares those of all ranks.
+        # Compare early, before any data is written. A cached plan has no digests. `finish` compares all digests.
         if self.if_ranks_differ == "error":
             refuse_differing([{} if one is None else one["digests"] for one in said])
         # A plan without storage data comes from a planner that caches plans. It equals the plan that was sent before.
@@ -227,7 +227,7 @@ class CkstoreWriter(StorageWriter):
         self.at_call = ParentAtCall.of(context, self.run)
 
     def ended(self, said: CheckpointInfo | JointCheckpoint) -> CheckpointInfo:
-        """Return the published checkpoint. If nodes have their own stores, the store of this node keeps this part."""
+        """Return the published checkpoint. If nodes have their own stores, this node keeps the part of this rank."""
         # Warn if the checkpoint no longer exists, because this rank may have been stopped for a while.
         if isinstance(said, JointCheckpoint):
             return self.info or self._taken(said)

@@ -140,7 +140,7 @@ class CkstoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
         return self._staging_to_write(place).open(place, mode)
 
     def _continue(self, store: Path, info: CheckpointInfo) -> None:
-        """Set a checkpoint of which a file was read as the parent of the next written checkpoint."""
+        """Make the next written checkpoint continue a checkpoint of which a file was read."""
         context = context_of(self.store_at(store))
         parents = self._parents.setdefault(store, {})
         before = parents.get("")

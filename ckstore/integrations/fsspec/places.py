@@ -28,7 +28,7 @@ class StoreLocation:
 
     @property
     def step(self) -> int | None:
-        """The step that the name is, or that it contains like names of trainers, or None."""
+        """The step that the name is, or that it contains, as in ``checkpoint-500``, or None."""
         if STEP_PATTERN.match(self.name):
             return int(self.name)
         return step_in_name([Path(self.name)]) if self.name else None
