@@ -282,7 +282,7 @@ def _where(source: CheckpointFolder) -> StorePath:
 
 
 def _check_run(store: Store, run: str, wanted: list[CheckpointFolder]) -> CheckpointInfo | None:
-    """Refuse to add checkpoints to the run of a training, or if rules would then drop checkpoints.
+    """Raise if the run belongs to a training, or if rules would drop checkpoints after the import.
 
     Returns:
         The last imported checkpoint of the run, which the import continues, or None.

@@ -226,8 +226,8 @@ def _losses_of_nodes(loader: Any) -> Iterator[str]:
         elif _is_of(_NODES, "BaseNode", node):
             waiting += vars(node).values()
         sampler = getattr(node, "sampler", None) if _is_of(_NODES, "SamplerWrapper", node) else None
-        # After a resume, a SamplerWrapper draws a new order from the sampler, and skips as many samples of it as it had
-        # returned of the old order. These are other samples.
+        # After a resume, a SamplerWrapper draws a new order from the sampler. It skips the first samples of this order,
+        # as many as it had returned before, but these are other samples.
         if sampler is not None and not hasattr(sampler, "set_epoch") and _draws_order(sampler):
             yield (
                 f"{type_name(type(sampler))} in a SamplerWrapper returns the rest of the epoch in another order, so "

@@ -60,7 +60,7 @@ def by_key(values: Mapping[int, T]) -> dict[str, T]:
 
 
 def own_key(ranks: Collection[int]) -> str:
-    """Return the key, in a captured state with values of these ranks, of the values that this process uses."""
+    """Return the key of the values that this process uses in a captured state. `ranks` are the captured ranks."""
     # A new rank uses the states of rank 0, so that states that are equal on all ranks remain equal.
     rank = rank_and_world()[0]
     return _key(rank if rank in ranks else 0)
