@@ -18,7 +18,7 @@ from ckstore_cli._transfer import choice_options
 @click.option(
     "--rule",
     is_flag=True,
-    help="Evict checkpoints that the mirror has and that the rules of ckstore config keep-local do not keep.",
+    help="Evict checkpoints on the mirror that the rules of ckstore config keep-local do not keep.",
 )
 @framed
 def evict(frame: Frame, refs: tuple[str, ...], remote: str | None, dry_run: bool, **options: Any) -> None:
