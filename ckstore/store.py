@@ -1054,9 +1054,9 @@ class Store:
             verify: As in `load`.
             since: The current content of the target, as the report of the previous load or as a checkpoint. Only
                 differences from it are read and written, so later changes of the target are kept. If None, everything
-                is read and written. A report is valid until a later load begins to change the target. The report of a load with
-                ``verify=False`` is valid only for such loads. If `since` is a checkpoint, pass None after a load that
-                failed.
+                is read and written. A report is valid until a later load begins to change the target. The report of a
+                load with ``verify=False`` is valid only for such loads. If `since` is a checkpoint, pass None after a
+                load that failed.
             progress: Called periodically with the number of bytes read and the total.
             file: For a checkpoint of files, the path of the file to load, as in `load`.
 
