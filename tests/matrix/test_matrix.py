@@ -81,21 +81,26 @@ def test_each_test_of_a_cell_exists() -> None:
     assert len(pins(TOOLS)) == len(TOOLS)
 
 
-def test_each_cell_has_passed() -> None:
+def test_no_cell_has_failed() -> None:
     results = load(ROOT / FILE)
 
-    assert list(results) == [cell.name for cell in CELLS], "run make matrix"
+    # The page lists a cell that was not run as such.
+    assert results.keys() <= {cell.name for cell in CELLS}, "run make matrix"
     assert {name: one.failures for name, one in results.items() if one.failed} == {}
 
 
 def test_each_lower_bound_of_the_project_was_tested() -> None:
-    results = load(ROOT / FILE).values()
+    results = load(ROOT / FILE)
     bounds = {name: Version(bound) for name, bound in lower_bounds(project()).items()}
-    tested = {name: {Version(one.versions[name]) for one in results if name in one.versions} for name in bounds}
+    tested = {
+        name: {Version(one.versions[name]) for one in results.values() if name in one.versions} for name in bounds
+    }
 
     # A version such as 2.13.0+cpu counts as 2.13.0.
-    lowest = {name: min(versions, default=None) for name, versions in tested.items()}
-    assert {name: found and Version(found.public) for name, found in lowest.items()} == bounds
+    lowest = {name: Version(min(versions).public) for name, versions in tested.items() if versions}
+    assert {name: found for name, found in lowest.items() if found < bounds[name]} == {}
+    if all(cell.name in results for cell in CELLS if cell.bounds == LOWEST):
+        assert lowest == bounds
 
 
 def test_the_page_has_the_tables_of_the_kept_results() -> None:
