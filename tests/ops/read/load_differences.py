@@ -593,9 +593,10 @@ def _row(row: Row) -> str:
 HEAD = """\
 # Loads into models
 
-This page lists differences between a checkpoint and the model that it is loaded into, and their outcomes. The column
-"torch" is `load_state_dict` of torch on the model and the optimizer. The next two columns are `load_into` without
-arguments, and `load_into` with the argument that helps. Each row is a test that runs all three.
+This page lists differences between a checkpoint and the model that it is loaded into, with the outcome of each. The
+column "torch" has the outcome of torch's `load_state_dict` on the model and the optimizer. The next two columns have
+those of `load_into` without arguments, and of `load_into` with the argument that helps. Each row is a
+test that runs all three.
 
 | Outcome | Meaning |
 | --- | --- |
@@ -605,8 +606,9 @@ arguments, and `load_into` with the argument that helps. Each row is a test that
 | converted silently | values were rounded or cut off without an error or a warning |
 | wrong | no error, but the model lacks the values of the checkpoint, or the next step of training fails |
 
-In these rows, `load_into` never converts silently, never leaves a half-loaded target and is never wrong. The two cases
-in which it can leave a half-loaded target are described [below the table](#half-loaded-targets).
+In these rows, `load_into` never converts values silently, never leaves a half-loaded target and never has the outcome
+"wrong". The two cases in which it can leave a half-loaded target are described
+[below the table](#half-loaded-targets).
 
 An optimizer keeps its parameters in a fixed order. If you create it from `named_parameters()`, it also has their
 names. If both the checkpoint and the optimizer have names, `load_into` assigns the state of the optimizer by name and
@@ -623,9 +625,9 @@ The checkpoint may be a file that a trainer wrote: `load_into(model, ref, file="
 ## Half-loaded targets
 
 `load_into` cannot check the state of an object that is not a module and has its own `load_state_dict`. If that method
-raises, the parts that were loaded before this object keep their new values. The same happens if a blob is damaged:
-the error is raised while the target is being filled. [Load into a model](../how-to/load-into-a-model.md) explains the
-arguments.
+raises an error, the parts that were loaded before this object keep their new values. A damaged blob has the same
+effect, because the error is raised while the target is being filled.
+[Load into a model](../how-to/load-into-a-model.md) explains the arguments.
 """
 
 if __name__ == "__main__":
