@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from ckstore.containers.safetensors_file import DTYPE_BITS
 from tests.containers.files import bytes_in_torch, bytes_of, cut_checked, safetensors_file
+from tests.support.requirements import NEW_SAFETENSORS
 from tests.support.states import tensors
 
 _ONE = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
@@ -43,6 +44,7 @@ def test_every_tensor_of_save_file_is_found_with_its_bytes(state: dict[str, torc
         assert stop - start == original.nbytes or original.numel() == 0
 
 
+@NEW_SAFETENSORS
 @pytest.mark.parametrize("dtype", sorted(DTYPE_BITS))
 def test_every_dtype_of_the_library_is_cut(dtype: str) -> None:
     nbytes = DTYPE_BITS[dtype]
@@ -60,6 +62,7 @@ def test_every_dtype_of_the_library_is_cut(dtype: str) -> None:
         assert [tensor.shape for tensor in found.tensors] == [(4,) if dtype == "F4" else (8,)]
 
 
+@NEW_SAFETENSORS
 def test_an_odd_number_of_half_bytes_in_a_row_has_no_name() -> None:
     found = cut_checked(
         safetensors_file({"a": {"dtype": "F4", "shape": [2, 3], "data_offsets": [0, 3]}}, bytes(3)), "x.safetensors"

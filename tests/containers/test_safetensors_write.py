@@ -22,6 +22,7 @@ from ckstore.containers.safetensors_write import (
 )
 from ckstore.errors import BadInput
 from ckstore.model.manifest.dtypes import TORCH_ITEMSIZE
+from tests.support.requirements import NEW_SAFETENSORS
 from tests.support.states import TORCH_DTYPES
 
 FLOAT4 = getattr(torch, "float4_e2m1fn_x2", None)  # torch has it since 2.8
@@ -55,6 +56,7 @@ def written(tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> bytes
     return bytes(out)
 
 
+@NEW_SAFETENSORS
 @pytest.mark.property
 @given(st.dictionaries(names, contiguous_tensors(), max_size=6), st.text('pt"\n\x1f\x7fé', max_size=4))
 def test_a_file_is_to_the_byte_what_the_library_writes(tensors: dict[str, torch.Tensor], value: str) -> None:
@@ -76,6 +78,7 @@ def test_several_metadata_are_those_of_the_library_in_our_order() -> None:
     assert (len(ours), ours[length:]) == (len(theirs), theirs[length:])
 
 
+@NEW_SAFETENSORS
 @pytest.mark.parametrize("dtype", [name for name in TORCH_ITEMSIZE if hasattr(torch, name)])
 def test_every_dtype_of_the_format_is_held_or_the_library_refuses_it_too(dtype: str) -> None:
     tensor = torch.zeros(16, dtype=torch.uint8).view(getattr(torch, dtype))

@@ -68,7 +68,8 @@ MARKS = "not bench and not crash and not endurance and not gpu and not remote an
 _VERSIONS = """
 import json, platform, sqlite3, sys
 from importlib.metadata import distributions
-found = {dist.metadata["Name"].lower().replace("_", "-"): dist.version for dist in distributions()}
+# The first of two with one name is imported, so it is entered last.
+found = {dist.metadata["Name"].lower().replace("_", "-"): dist.version for dist in [*distributions()][::-1]}
 json.dump({**found, "python": platform.python_version(), "sqlite": sqlite3.sqlite_version}, sys.stdout)
 """
 

@@ -9,16 +9,23 @@ import importlib.util
 import os
 import shutil
 from collections.abc import Iterable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.version import Version
 
 IN_CI = os.environ.get("CKSTORE_CI", "") not in ("", "0")
 """Whether a test that cannot run here is a failure."""
 
 CRASH_FULL = os.environ.get("CKSTORE_CRASH", "") == "full"
 """Whether the crash lanes try every point (`make crash`) instead of a sample of them."""
+
+NEW_SAFETENSORS = pytest.mark.skipif(
+    Version(version("safetensors")) < Version("0.8"), reason="older versions of safetensors lack some dtypes"
+)
+"""`constraints.txt` has a newer version, so only `make matrix` skips tests with this mark."""
 
 _WHOLE = pytest.mark.whole
 
