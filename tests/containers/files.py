@@ -8,12 +8,14 @@ import json
 import math
 import struct
 import zipfile
+from functools import cache
 from typing import Any
 
 import safetensors
 import torch
 
 from ckstore.containers.cut import Cut, FileTensor, cut
+from ckstore.containers.safetensors_file import DTYPE_BITS
 from ckstore.model.manifest.dtypes import TORCH_ITEMSIZE
 
 
@@ -53,10 +55,24 @@ def cut_checked(data: bytes, name: str = "model.bin") -> Cut:
     return found
 
 
+@cache
+def library_reads(dtype: str) -> bool:
+    """Whether the installed safetensors knows a dtype of the format: 0.8 knows more than 0.5."""
+    nbytes = DTYPE_BITS[dtype]
+    data = safetensors_file({"a": {"dtype": dtype, "shape": [8], "data_offsets": [0, nbytes]}}, bytes(nbytes))
+    try:
+        safetensors.deserialize(data)  # type: ignore[no-untyped-call]
+    except safetensors.SafetensorError:
+        return False
+    return True
+
+
 def check_as_the_library_reads(data: bytes, found: Cut) -> None:
     """What is cut as safetensors the library reads, with the same bytes."""
-    read = dict(safetensors.deserialize(data))  # type: ignore[no-untyped-call]
     header = header_of(data)
+    if not all(library_reads(entry["dtype"]) for name, entry in header.items() if name != "__metadata__"):
+        return
+    read = dict(safetensors.deserialize(data))  # type: ignore[no-untyped-call]
     for tensor in found.tensors:
         theirs = read[tensor.name]
         if theirs["dtype"] != "F4":

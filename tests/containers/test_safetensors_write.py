@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import save
+from safetensors.torch import _SIZE, save
 
 from ckstore.containers import safetensors_write
 from ckstore.containers.safetensors_write import (
@@ -27,7 +27,8 @@ from tests.support.states import TORCH_DTYPES
 
 FLOAT4 = getattr(torch, "float4_e2m1fn_x2", None)  # torch has it since 2.8
 NOT_HELD = {"complex32", "complex128"}
-HELD = [dtype for dtype in TORCH_DTYPES if str(dtype).removeprefix("torch.") not in NOT_HELD]
+# Without those that the installed version of the library does not know: 0.8 knows more than 0.5.
+HELD = [dtype for dtype in TORCH_DTYPES if str(dtype).removeprefix("torch.") not in NOT_HELD and dtype in _SIZE]
 names = st.text(st.characters(exclude_categories=["Cs"]), max_size=6) | st.text('a."\\\n', max_size=3)
 
 
@@ -86,7 +87,7 @@ def test_every_dtype_of_the_format_is_held_or_the_library_refuses_it_too(dtype: 
     if dtype_and_shape("torch", dtype, tuple(tensor.shape)) is None:
         with pytest.raises(KeyError):
             save({"w": tensor})
-    else:
+    elif tensor.dtype in _SIZE:
         assert written({"w": tensor}, {"format": "pt"}) == save({"w": tensor}, {"format": "pt"})
 
 
