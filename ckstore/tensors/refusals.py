@@ -51,6 +51,7 @@ _HINTS_BY_NAME = {
     "numpy.random._generator.Generator": "store value.bit_generator.state, and the seed if it spawns other generators",
     "numpy.random.mtrand.RandomState": "store value.get_state(legacy=False)",
     "numpy.ma.MaskedArray": "store value.data and value.mask",
+    "numpy.ma.core.MaskedArray": "store value.data and value.mask",  # NumPy 1
 }
 _HINTS_BY_ATTRIBUTE = (
     ("__dataclass_fields__", "store dataclasses.asdict(value)"),

@@ -142,9 +142,10 @@ PLAIN: list[tuple[str, Callable[[], Any], str, str]] = [
     ("object array", lambda: np.array([None]), "dtype object cannot be stored", "store a list"),
     ("structured array", lambda: np.zeros(1, "i4,f4"), "cannot be stored", "each field"),
     ("long double array", lambda: np.zeros(1, np.longdouble), "cannot be stored", "float64"),
-    ("string array", lambda: np.array(["a"], np.dtypes.StringDType()), "StringDType", "astype('U')"),
     ("void array", lambda: np.zeros(1, "V3"), "dtype .V3 cannot be stored", "numbers, dates"),
 ]
+if hasattr(np.dtypes, "StringDType"):  # NumPy has it since 2.0
+    PLAIN.append(("string array", lambda: np.array(["a"], np.dtypes.StringDType()), "StringDType", "astype('U')"))
 
 
 def of_dtype(name: str) -> torch.Tensor:
