@@ -30,6 +30,8 @@ _UNDO = ".undo-"
 _UNDO_END = re.compile(r"\.undo-([0-9]{1,10})\Z")
 # If names could not be exchanged, a draft version replaced a checkpoint by two renames. The first gave it such a name.
 _REPLACED = re.compile(r"(?P<run>[^@]+)@(?P<step>[0-9]+)\.[0-9a-f]{12}\.old\Z")
+# A draft moved a replaced checkpoint to trash from a staging directory, whose digits are not those of its id.
+_OF_DRAFT_STAGING = re.compile(r"(?P<step>[0-9]+)\.[0-9a-f]{12}(\.old)?\Z")
 RELINKING = "relink"
 """The run in the name of the staging directory to which a relink moves replaced files."""
 
@@ -163,6 +165,8 @@ def former_place(name: str) -> CheckpointKey | None:
     # A former staging directory has a similar name, so the key may be that of a checkpoint that never existed.
     run, at, rest = name.partition("@")
     directory = _UNDO_END.sub("", rest).rpartition(".")[0]  # remove the last part, which `free_name` has added
+    if can_return(name) and (staged := _OF_DRAFT_STAGING.match(directory)):
+        directory = staged["step"]
     return key_of(run, directory) if at and is_run(run) else None
 
 

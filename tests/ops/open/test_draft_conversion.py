@@ -292,6 +292,20 @@ def test_a_checkpoint_that_a_replacement_took_from_its_place_is_published(draft:
     draft.check_converted(draft.root)
 
 
+@pytest.mark.parametrize("end", ["", ".old"], ids=["exchanged", "by two renames"])
+def test_a_checkpoint_that_a_draft_replaced_is_restored(draft: Draft, end: str) -> None:
+    """It had a name of a staging when it was moved to trash, so the digits in it are not those of its id."""
+    (entry,) = (draft.root / "trash").glob("main@4.*.undo-*")
+    entry.rename(entry.with_name(f"main@4.0123456789ab{end}.fedcba987654.undo-86400"))
+
+    with Store.open(draft.root, readonly=True) as readonly:
+        assert {one.id for one in readonly.undoable()} == draft.waiting
+        Store.open(draft.root).close()
+        assert {one.id for one in readonly.undoable()} == draft.waiting
+
+    draft.check_converted(draft.root)
+
+
 def test_no_sweep_takes_a_checkpoint_that_waits_to_be_published(draft: Draft, monkeypatch: pytest.MonkeyPatch) -> None:
     old = leave_gap(draft.root, "main", 3)
     with Store.open(draft.root, recover=False) as store:
