@@ -1,4 +1,4 @@
-"""A reader of ckstore stores, written from docs/format/v1.md and docs/format/encoded-1.md alone.
+"""A reader of ckstore stores and remotes in directories, written from the pages in docs/format alone.
 
 It uses the standard library and `xxhash` (`blake3` for stores hashed with it, `zstandard` for compacted
 checkpoints); it knows neither ckstore, torch nor NumPy. It is slow and short, to be read beside the page: every
@@ -18,6 +18,7 @@ import re
 import stat
 import struct
 from collections import Counter, deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
@@ -176,10 +177,10 @@ def unframe(data: bytes) -> tuple[str, dict[str, Any]]:
 class Encoding:
     """What is in the directory of a compacted checkpoint."""
 
-    def __init__(self, directory: Path, members: dict[str, Any], blobs: list[Any]) -> None:
+    def __init__(self, read: Callable[[str], bytes], members: dict[str, Any], blobs: list[Any]) -> None:
         """Check that each blob of the manifest is there in one form, and that no path is a loop or too long."""
         check(members["requires"] == ["encoded-1"], "asks for what this reader does not know")
-        self.directory, self.members = directory, members
+        self.read, self.members = read, members
         self.files = dict(members["files"])
         self.encoded = {item[0]: item[1:] for item in members["encoded"]}
         check(len(self.encoded) == len(members["encoded"]) and not self.encoded.keys() & self.files.keys(), "two forms")
@@ -198,9 +199,9 @@ class Encoding:
     def plain(self, digest: str) -> bytes:
         """Return a plain blob (section "The container")."""
         if digest not in self.encoded:
-            return (self.directory / "blobs" / digest).read_bytes()
+            return self.read(digest)
         size, number, bases = self.encoded[digest]
-        data = (self.directory / "blobs" / self.members["files"][number][0]).read_bytes()
+        data = self.read(self.members["files"][number][0])
         check(data[:8] == b"ckenc-1\n", "not a container")
         length = int.from_bytes(data[8:12], "little")
         header = parse_json(data[12 : 12 + length])
@@ -309,18 +310,19 @@ def unzstd(frame: bytes, size: int) -> bytes:
 
 
 class Checkpoint:
-    """One checkpoint: its directory, or a copy of it."""
+    """One checkpoint: its directory, or a copy of it, or its documents at a remote."""
 
-    def __init__(self, directory: Path) -> None:
-        """Read and check ``manifest.json`` (section of that name)."""
-        self.directory = directory
+    def __init__(self, directory: Path, remote: Callable[[str], bytes] | None = None) -> None:
+        """Read and check ``manifest.json`` (section of that name); `remote` gives the blobs that are not here."""
+        self.directory, self.remote = directory, remote
+        self._last = "", b""
         self.id, self.manifest = unframe((directory / "manifest.json").read_bytes())
         self.encoding: Encoding | None = None
         if "encoded-1" in self.manifest.get("requires", []):
             encoding = self.manifest
             self.id, self.manifest = unframe((directory / "plain.json").read_bytes())
             check(encoding["checkpoint"] == self.id, "the encoding of another checkpoint")
-            self.encoding = Encoding(directory, encoding, self.manifest["blobs"])
+            self.encoding = Encoding(self.file, encoding, self.manifest["blobs"])
         check(set(self.manifest.get("requires", [])) <= {"shards"}, "asks for what this reader does not know")
         self._read: dict[int, bytes] = {}
 
@@ -334,12 +336,36 @@ class Checkpoint:
         found: list[Any] = self.manifest["blobs"] if self.encoding is None else self.encoding.members["files"]
         return found
 
+    def is_remote_only(self) -> bool:
+        """Whether ``elsewhere.json`` lists who has the blobs that are missing here (section of that name)."""
+        if self.encoding is not None:
+            return False
+        try:
+            return bool(small_file(self.directory / "elsewhere.json", "ckstore-elsewhere")["remotes"])
+        except (FormatError, OSError, ValueError, LookupError):
+            return False
+
+    def file(self, digest: str) -> bytes:
+        """Return a file of ``blobs/``, or what the remote has under this name."""
+        if self._last[0] != digest:
+            try:
+                data = (self.directory / "blobs" / digest).read_bytes()
+            except FileNotFoundError:
+                if self.remote is None:
+                    raise
+                data = self.remote(digest)
+                check(digest_of(data, digest) == digest, f"{digest} is damaged at the remote")
+            self._last = digest, data  # the next piece is often of the same pack
+        return self._last[1]
+
     def is_complete(self) -> bool:
-        """Whether each blob is a regular file of its size."""
+        """Whether each blob is a regular file of its size, or only at a remote."""
         for digest, size in self.stored():
             try:
                 found = os.stat(self.directory / "blobs" / digest, follow_symlinks=False)
             except FileNotFoundError:
+                if self.is_remote_only():
+                    continue
                 return False
             if not stat.S_ISREG(found.st_mode) or found.st_size != size:
                 return False
@@ -352,7 +378,7 @@ class Checkpoint:
     def check_blobs(self) -> None:
         """Check that every blob has the digest that it is named by (section "Blobs")."""
         for digest, size in self.stored():
-            data = (self.directory / "blobs" / digest).read_bytes()
+            data = self.file(digest)
             check(len(data) == size and digest_of(data, digest) == digest, f"blob {digest} is damaged")
 
     def metrics(self) -> dict[str, float]:
@@ -392,9 +418,7 @@ class Checkpoint:
         if self.encoding is not None:
             data = self.encoding.plain(name)[offset : offset + length]
         else:
-            with (self.directory / "blobs" / name).open("rb") as file:
-                file.seek(offset)
-                data = file.read(length)
+            data = self.file(name)[offset : offset + length]
         check(length >= 1 and digest_of(data, digest) == digest, f"piece {digest} is damaged")
         return data
 
@@ -626,16 +650,26 @@ def is_tag(name: str) -> bool:
     )
 
 
+def small_file(path: Path, form: str) -> dict[str, Any]:
+    """Return the members of a small file (section "Digests of small files")."""
+    members: dict[str, Any] = parse_json(path.read_bytes())
+    claimed = members.pop("digest", None)
+    body = json.dumps(members, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode("ascii")
+    check(claimed in (None, digest_of(body, "xxh3-")), f"{path} is damaged")
+    check(members["format"] == form, f"{path} is no {form}")
+    check(members["version"] <= 1, f"{path} is newer")
+    return members
+
+
 class Store:
     """A store directory. Only ``store.json``, ``checkpoints/`` and ``refs/`` are looked at."""
 
-    def __init__(self, path: Path) -> None:
-        """Read ``store.json``."""
-        self.path = path
-        self.settings: dict[str, Any] = parse_json((path / "store.json").read_bytes())
-        check(self.settings["format"] == "ckstore-store", "no ckstore store")
-        check(self.settings["version"] <= 1, "a newer store")
-        check(set(self.settings.get("requires", [])) <= {"checkpoint-ids"}, "asks for what this reader does not know")
+    def __init__(self, path: Path, remote: Callable[[str], bytes] | None = None) -> None:
+        """Read ``store.json``; `remote` gives the blobs that only a remote has."""
+        self.path, self.remote = path, remote
+        self.settings = small_file(path / "store.json", "ckstore-store")
+        known = {"checkpoint-ids", "elsewhere"}
+        check(set(self.settings.get("requires", [])) <= known, "asks for what this reader does not know")
         check(self.settings["hash"] in ("xxh3_128", "blake3"), "an unknown hash")
         check(self.settings["chunk_bytes"] >= MIB and self.settings["chunk_bytes"] % MIB == 0, "a wrong chunk_bytes")
 
@@ -644,12 +678,14 @@ class Store:
         prefix = {"xxh3_128": "xxh3-", "blake3": "blake3-"}[self.settings["hash"]]
         found = []
         for run in filter(is_run, _names(self.path / "checkpoints")):
+            if not stat.S_ISDIR(os.lstat(self.path / "checkpoints" / run).st_mode):
+                continue
             for text in _names(self.path / "checkpoints" / run):
                 name = parse_name(text)
                 if name is None:
                     continue
                 try:
-                    checkpoint = Checkpoint(self.path / "checkpoints" / run / text)
+                    checkpoint = Checkpoint(self.path / "checkpoints" / run / text, self.remote)
                 except (FormatError, OSError, ValueError):  # damaged: another one of the step may be whole
                     continue
                 says = checkpoint.manifest["run"], checkpoint.manifest["step"]
@@ -707,6 +743,54 @@ class Store:
             one.id for other, name, one in self.directories() if (other, name.step, name.short) == (run, step, short)
         }
         return self.by_id()[run, step, ids.pop()] if ids else None
+
+
+# ------------------------------------------------------------------ A remote in a directory (docs/format/remote-v1.md)
+
+
+class Remote:
+    """A remote in a directory: ``remote.json``, its checkpoints, its tags and its blobs."""
+
+    def __init__(self, path: Path) -> None:
+        """Read ``remote.json``."""
+        self.path = path
+        self.settings = small_file(path / "remote.json", "ckstore-remote")
+        check(not self.settings.get("requires"), "asks for what this reader does not know")
+
+    def blob(self, digest: str) -> bytes:
+        """Return the bytes of a blob under its digest, else under the greatest number (section "Blobs")."""
+        folder = self.path / "blobs" / digest.partition("-")[2][:2]
+        names = [re.fullmatch(rf"{digest}\.([1-9][0-9]{{0,8}})", name) for name in _names(folder)]
+        numbers = sorted((int(name[1]) for name in names if name), reverse=True)
+        tried = [folder / digest, *(folder / f"{digest}.{number}" for number in numbers)]
+        found = next((path for path in tried if path.is_file()), None)
+        if found is None:
+            raise FormatError(f"the remote lacks {digest}")
+        return found.read_bytes()
+
+    def checkpoints(self) -> dict[tuple[str, int], Checkpoint]:
+        """Return the checkpoint of each step (section "Checkpoints")."""
+        found: dict[tuple[str, int], Checkpoint] = {}
+        for checkpoint in self.existing():
+            place = checkpoint.manifest["run"], checkpoint.manifest["step"]
+            if place not in found or checkpoint.order > found[place].order:
+                found[place] = checkpoint
+        return found
+
+    def existing(self) -> Iterator[Checkpoint]:
+        """Yield each checkpoint whose manifest fits its key, and that was not removed."""
+        for folder in sorted(self.path.glob("checkpoints/*/*/*")):
+            *_, run, step, id = folder.parts
+            is_removed = (folder / "dropped").exists() and not any(self.path.glob(f"claims/*/{run}/{step}/{id}/*"))
+            if is_run(run) and (folder / "manifest.json").exists() and not is_removed:
+                checkpoint = Checkpoint(folder, self.blob)
+                if (checkpoint.manifest["run"], str(checkpoint.manifest["step"]), checkpoint.id) == (run, step, id):
+                    yield checkpoint
+
+    def tags(self) -> dict[str, str]:
+        """Return the tags and the ids that they name (section "Tags and pins")."""
+        files = {path.name.removesuffix(".json"): path for path in (self.path / "refs").glob("*.json")}
+        return {tag: small_file(path, "ckstore-remote-tag")["id"] for tag, path in files.items() if is_tag(tag)}
 
 
 def _names(directory: Path) -> list[str]:

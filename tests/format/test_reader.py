@@ -508,7 +508,7 @@ def test_a_store_of_a_draft_is_read(tmp_path: Path) -> None:
     settings = json.loads((root / "store.json").read_bytes())
     (root / "store.json").chmod(0o644)
     (root / "store.json").write_text(
-        json.dumps({name: value for name, value in settings.items() if name != "requires"})
+        json.dumps({name: value for name, value in settings.items() if name not in ("requires", "digest")})
     )
 
     seen = reader.Store(root)
@@ -522,6 +522,14 @@ def test_a_store_of_a_draft_is_read(tmp_path: Path) -> None:
         f"2.{ids[1][5:15]}",
         f"3.{ids[2][5:15]}",
     ]
+
+
+def test_a_file_that_a_killed_writer_left_among_the_runs_is_no_run(store: ckstore.Store) -> None:
+    """A writer tests with it whether the filesystem can link, when it opens the store."""
+    info = store.save(1, step=0)
+    (store.path / "checkpoints" / ".try-0123456789ab").touch()
+
+    assert reader.Store(store.path).latest().id == info.id
 
 
 def test_what_the_caller_said_is_found(store: ckstore.Store) -> None:

@@ -728,7 +728,7 @@ export class Store {
     this.algo = pick({ xxh3_128: 'xxh3', blake3: 'blake3' }, s.hash) ?? refuse(`${root}/store.json: unknown hash ${s.hash}`);
     need(isInt(s.chunk_bytes, MIB, 1024 * MIB) && s.chunk_bytes % MIB === 0, `${root}/store.json: wrong chunk_bytes`);
     this.directories = [];
-    for (const run of entries(path.join(root, 'checkpoints'))) if (RUN.test(run.name)) {
+    for (const run of entries(path.join(root, 'checkpoints'))) if (RUN.test(run.name) && run.isDirectory()) {
       if (!run.isDirectory()) { this.reports.push(`checkpoints/${run.name} is not a directory`); continue; }
       for (const e of entries(path.join(root, 'checkpoints', run.name))) {
         const form = DIRECTORY.exec(e.name);
