@@ -72,9 +72,9 @@ def check_names(root: Path) -> None:
         seen.add((id, key.generation))
 
 
-def references_of_catalog(root: Path) -> Counter[str]:
-    """Return how many checkpoints use each blob, as the catalog counts them."""
-    connection = sqlite3.connect(f"file:{root / 'catalog.db'}?mode=ro", uri=True)
+def references_of_catalog(root: Path, catalog: Path | None = None) -> Counter[str]:
+    """Return how many checkpoints use each blob, as the catalog counts them; by default the one in the store."""
+    connection = sqlite3.connect(f"file:{catalog or root / 'catalog.db'}?mode=ro", uri=True)
     try:
         query = "SELECT digest, reference_count FROM blob_references WHERE reference_count > 0"
         return Counter(dict(connection.execute(query).fetchall()))
@@ -82,12 +82,15 @@ def references_of_catalog(root: Path) -> Counter[str]:
         connection.close()
 
 
-def check_store(root: Path) -> None:
-    """All invariants that hold when no process is at work in the store and it was opened since."""
+def check_store(root: Path, catalog: Path | None = None) -> None:
+    """All invariants that hold when no process is at work in the store and it was opened since.
+
+    `catalog` is that of a user, if it is not in the store.
+    """
     check_links(root)
     check_blobs(root)
     check_names(root)
-    assert references_of_catalog(root) == references_of_manifests(root)
+    assert references_of_catalog(root, catalog) == references_of_manifests(root)
     assert os.listdir(root / "staging") == []
     # What another process dropped waits there to be brought back.
     assert [name for name in os.listdir(root / "trash") if ".undo-" not in name] == []

@@ -38,6 +38,7 @@ SHARE_S = 0.1
 """How long any other may take on a commit, on the average of many, if that is not too rare."""
 RAREST = 8
 ALWAYS = (
+    "tests/compat/test_stores.py",
     "tests/docs/test_docs_run.py::test_every_block_of_a_page_runs[README.md]",
     "tests/docs/test_pages.py",
     "tests/docs/test_plain_english.py",
