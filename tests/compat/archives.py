@@ -82,7 +82,7 @@ def set_remote_address(made: Unpacked) -> None:
 
 
 def check_equal(found: object, wanted: object, what: str) -> None:
-    """Raise AssertionError with both values unless they are equal; also outside of pytest, which would show them."""
+    """Raise AssertionError with both values unless they are equal. Only in pytest would `assert` show them."""
     if found != wanted:
         raise AssertionError(f"{what}: {found} instead of {wanted}")
 

@@ -18,6 +18,7 @@ import pytest
 import torch
 
 import ckstore
+from tests.compat.archives import ARCHIVES, unpack
 from tests.format import reader
 from tests.format.test_reader import STATES
 from tests.support.look import directory_of
@@ -96,6 +97,16 @@ def test_compacted_checkpoints_are_read_in_each_form_of_a_tile(tmp_path: Path) -
     for step in range(1, 6):
         compare(tmp_path / "store", "main", step)
     check_store(tmp_path / "store")
+
+
+@pytest.mark.parametrize("archive", ARCHIVES, ids=lambda path: f"{path.parent.name}-{path.name.partition('.')[0]}")
+def test_the_stores_of_all_versions_are_read(archive: Path, tmp_path: Path) -> None:
+    made = unpack(archive, tmp_path)
+    absent = made.facts("damaged") | made.facts("remote_only")
+    for name, id in made.contents["listed"].items():
+        if id not in absent and "values" in made.contents["saved"][id]:
+            run_name, _, step = name.partition("@")
+            compare(made.root, run_name, int(step))
 
 
 def test_committed_files_are_extracted(tmp_path: Path) -> None:
