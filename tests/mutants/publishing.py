@@ -171,4 +171,13 @@ PUBLISHING = [
         f"{_CONVERT}::test_a_conversion_that_is_killed_anywhere_loses_nothing[open]",
         "assert",
     ),
+    Mutant(
+        "a checkpoint that a draft replaced can be restored",
+        "replaced-by-a-draft-not-listed",
+        "trash.former_place",
+        '        directory = staged["step"]\n',
+        "        pass\n",
+        f"{_CONVERT}::test_a_checkpoint_that_a_draft_replaced_is_restored[exchanged]",
+        "assert",
+    ),
 ]
