@@ -28,7 +28,7 @@ import xxhash
 
 RUN = re.compile(r"[A-Za-z0-9._-]{1,100}\Z")
 NAME = re.compile(r"(0|[1-9][0-9]*)(?:\.([0-9a-f]{10,})(?:\.([1-9][0-9]{0,5}))?)?\Z")
-HEX = re.compile(r"[0-9a-fA-F]{6,}\Z")
+HEX = re.compile(r"(?:xxh3-|blake3-)?[0-9a-fA-F]{6,}\Z")
 DIGEST = re.compile(r"xxh3-[0-9a-f]{32}\Z|blake3-[0-9a-f]{64}\Z")
 MIB = 2**20
 
@@ -644,7 +644,7 @@ def is_tag(name: str) -> bool:
     return (
         RUN.match(name) is not None
         and not name.isdigit()
-        and name not in ("latest", "latest-valid")
+        and name not in ("latest", "latest-valid", "latest-healthy")
         and not name.startswith(".")
         and HEX.match(name) is None
     )
@@ -694,20 +694,24 @@ class Store:
         return found
 
     def by_id(self) -> dict[tuple[str, int, str], Checkpoint]:
-        """Return the directory of each id, by run, step and id: its highest whole generation, else the highest."""
+        """Return the directory of each id, by run, step and id.
+
+        It is the highest complete generation without a mark, else the highest complete one, else the highest.
+        """
         found: dict[tuple[str, int, str], Checkpoint] = {}
         for run, name, checkpoint in sorted(self.directories(), key=lambda one: one[1].generation):
             before = found.get((run, name.step, checkpoint.id))
-            if before is None or checkpoint.is_whole() or not before.is_whole():
+            rank = (checkpoint.is_whole(), checkpoint.is_complete())
+            if before is None or rank >= (before.is_whole(), before.is_complete()):
                 found[run, name.step, checkpoint.id] = checkpoint
         return found
 
     def of_steps(self) -> dict[tuple[str, int], Checkpoint]:
-        """Return the checkpoint of each step: the newest whole one, else the newest."""
+        """Return the checkpoint of each step: the newest complete one, marked or not, else the newest."""
         found: dict[tuple[str, int], Checkpoint] = {}
         for (run, step, _), checkpoint in self.by_id().items():
             before = found.get((run, step))
-            if before is None or (checkpoint.is_whole(), checkpoint.order) > (before.is_whole(), before.order):
+            if before is None or (checkpoint.is_complete(), checkpoint.order) > (before.is_complete(), before.order):
                 found[run, step] = checkpoint
         return found
 

@@ -767,7 +767,7 @@ export class Store {
     }
     this.checkpoints = [...groups.values()].map((ds) => {
       ds.sort((a, b) => b.generation - a.generation);
-      const d = ds.find((x) => x.whole) ?? ds[0];
+      const d = ds.find((x) => x.whole && !x.marked) ?? ds.find((x) => x.whole) ?? ds[0];
       return { ...d, directories: ds, counts: d.checkpoint ? d.checkpoint.m.sequence < this.beyond : undefined };
     });
     for (const c of this.checkpoints) {
