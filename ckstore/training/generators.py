@@ -11,7 +11,6 @@ import sys
 import types
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from typing import Any
 
 from ckstore.tensors.kinds import is_array
@@ -236,7 +235,7 @@ def _set_seeds(generator: Any, seeds: Mapping[str, Any] | None) -> bool:
 def _replace_seed_sequence(bits: Any, seeds: Mapping[str, Any]) -> None:
     import numpy as np
 
-    # NumPy 2 pickles the seeds with the state; NumPy 1.26 pickles only the state, and its
-    # `__setstate__` refuses a pair.
-    with suppress(TypeError):
+    # NumPy 2 pickles the seeds with the state. NumPy 1.26 pickles only the state, and refuses a pair, some kinds of
+    # generators with a TypeError and others with a ValueError.
+    if isinstance(bits.__reduce__()[2], tuple):
         bits.__setstate__((bits.state, np.random.SeedSequence(**seeds)))

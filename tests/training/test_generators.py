@@ -27,6 +27,13 @@ KINDS: dict[str, tuple[Callable[[int], Any], Callable[[Any], object]]] = {
     "NumPy RandomState": (np.random.RandomState, lambda one: [one.rand(), one.randn()]),
     "bits of NumPy": (np.random.SFC64, lambda one: one.random_raw(3).tolist()),
 }
+SETS_SEEDS = np.lib.NumpyVersion(np.__version__) >= "2.0.0"
+"""Whether a generator can get the seeds of another one. NumPy 1.26 has no way, so a report says it."""
+
+
+def without_seeds(inexact: tuple[str, ...]) -> list[str]:
+    """Return the sentences of a report that do not come from an old NumPy."""
+    return [line for line in inexact if SETS_SEEDS or "will spawn other generators" not in line]
 
 
 class Slotted:
@@ -100,7 +107,7 @@ def test_a_generator_of_a_part_goes_on_where_it_was(kind: str, place: str, store
     report = restore(store, ema=part(PLACES[place](again)))
 
     assert draw(again) == expected
-    assert report.inexact == ()
+    assert without_seeds(report.inexact) == []
     check_store(store.path)
 
 
@@ -182,6 +189,8 @@ SPAWNING: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("seed", [1, 2, None], ids=["same seed", "other seed", "no seed"])
 @pytest.mark.parametrize("kind", SPAWNING)
 def test_a_restored_generator_spawns_the_next_generators(kind: str, seed: int | None, store: Store) -> None:
+    if seed != 1 and not SETS_SEEDS:
+        pytest.skip("a generator of NumPy 1.26 cannot get other seeds")
     mine, again = SPAWNING[kind](1), SPAWNING[kind](seed)
     mine.spawn(2)
     store.save(capture(torch.nn.Linear(1, 1), noise=mine))
@@ -224,7 +233,7 @@ def test_a_generator_can_be_a_part_itself(kind: str, store: Store) -> None:
 
     assert draw(again) == expected
     assert report.present == ("model", "noise")
-    assert report.inexact == ()
+    assert without_seeds(report.inexact) == []
     unused = restore(store, model=torch.nn.Linear(1, 1))
     assert unused.inexact == ("the checkpoint has a part noise, which was not passed to restore",)
 
