@@ -16,7 +16,7 @@ from tests.matrix.cells import ROOT, Cell, lower_bounds, project
 
 FILE = Path("tests/matrix/results.json")
 """Below the root of the sources."""
-TESTS_S = 900
+TESTS_S = 1800
 """The most seconds that the tests of a cell may take."""
 TESTS = (
     "tests/catalog",

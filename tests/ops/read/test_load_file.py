@@ -29,7 +29,7 @@ FILES = Path(__file__).parents[2] / "containers" / "torch_files"
 OF_TORCH_2_6 = sorted(path for path in FILES.iterdir() if path.suffix != ".py" and path.is_file())
 OF_LATER_TORCH = sorted(path for path in FILES.glob("*.*/*") if path.is_file())
 _NUMPY_CORE: Any = getattr(np, "_core", None) or np.core  # the second is NumPy 1
-OF_NUMPY = [
+OF_NUMPY: list[Any] = [
     *(
         (getattr(_NUMPY_CORE.multiarray, name), f"numpy.{core}.multiarray.{name}")
         for name in ("_reconstruct", "scalar")
