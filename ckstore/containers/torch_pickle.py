@@ -174,7 +174,7 @@ class _Machine:
         if type(into) in _DICTS:
             self._fill(into, values)
         elif type(into) is not Unknown:
-            self._replace("an object that items were set of")
+            self._replace("an object whose items were set")
 
     def _fill(self, into: dict[Any, Any], values: list[Any]) -> None:
         if len(values) % 2:
@@ -189,7 +189,9 @@ class _Machine:
 
     def _check_odd_keys(self, count: int) -> None:
         if count > ODD_KEYS_MOST:
-            refuse("the pickle", f"at most {ODD_KEYS_MOST} keys that are no strings or integers of 64 bits", "more")
+            refuse(
+                "the pickle", f"at most {ODD_KEYS_MOST} keys that are neither strings nor integers of 64 bits", "more"
+            )
 
     def _replace(self, description: str) -> None:
         self._stack[-1] = Unknown(description)
@@ -248,7 +250,7 @@ class _Machine:
         parts = given[:_ARGUMENTS_MOST] if type(given) is tuple else (given,)
         self._copied_left -= sum(len(part) for part in parts if type(part) in _COPIED)
         if self._copied_left < 0:
-            refuse("the pickle", "calls and states that copy about as much as it has", "more")
+            refuse("the pickle", "no calls and states that copy much more than the pickle has", "more")
 
     def _build(self) -> None:
         state, into = self.pop(), self._top()
@@ -306,14 +308,14 @@ def _integer(arg: bytes) -> Any:
 
 def _decimal(arg: bytes) -> Any:
     value = decimal_of(arg)
-    return Unknown("a number that is not written as one") if value is None else value
+    return Unknown("a text that is not a number") if value is None else value
 
 
 def _float(arg: bytes) -> Any:
     try:
         return float(arg)
     except ValueError:
-        return Unknown("a number that is not written as one")
+        return Unknown("a text that is not a number")
 
 
 def _global(arg: bytes) -> Global:

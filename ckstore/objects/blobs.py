@@ -64,8 +64,8 @@ def is_right(path: AnyPath, digest: str, nbytes: int) -> bool:
 
 def suspect(fd: int) -> None:
     """Mark an open blob as suspect before it is checked. The caller must fsync it before reading it."""
-    # With this time, a write during the check can be detected, and after a kill the blob is still suspect. After a
-    # successful check, the caller calls `clear`.
+    # The mark is a modification time, which a write during the check changes. After a kill the blob is still suspect.
+    # After a successful check, the caller calls `clear`.
     blob_time.mark_suspect(fd)
 
 
@@ -136,7 +136,7 @@ def has_bytes(path: AnyPath, data: memoryview) -> bool:
     at = 0
     with files.opened_regular(path) as fd:
         while count := os.preadv(fd, [buffer], at):
-            # Compare a bytearray with a buffer, which uses memcmp. Two memoryviews would be compared by element.
+            # A bytearray and a memoryview are compared by memcmp. Two memoryviews would be compared by element.
             if buffer[:count] != data[at : at + count]:
                 return False
             at += count

@@ -103,7 +103,7 @@ def relink_everywhere(
 
 
 def _has_lost(path: StorePath, digest: str) -> bool:
-    """Whether a checkpoint without this name needs it. Only a checkpoint with a mark of damage is checked."""
+    """Whether a checkpoint that lacks the blob `digest` needs it. Only a marked checkpoint is checked."""
     if not marks.is_marked(path):
         return False
     try:

@@ -1,7 +1,8 @@
 """A checkpoint whose parts are in the stores of several nodes, pushed to the common mirror of these stores.
 
-Each rank pushes its part, and keeps its intent until the save has ended. One rank pushes the manifest, and checks the
-remote itself. Source: docs/format/remote-v1.md, "Parts of several nodes".
+Each rank pushes its part, and keeps its intent until the save has ended. One rank pushes the manifest. It checks the
+remote again, and does not rely on the checks of the other ranks. Source: docs/format/remote-v1.md, "Parts of several
+nodes".
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def push_whole(context: Context, staging: Staging, remote: Remote, manner: Trans
 
 
 def list_step(context: Context, remote: Remote, run: str, step: int) -> None:
-    """List the remote's checkpoints of a step in a store that has none of that step.
+    """If a store has no checkpoint of a step, add the remote's checkpoints of that step to the list of the store.
 
     Another node may have saved them, and rules only consult the local list.
     """

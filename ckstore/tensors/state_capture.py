@@ -1,7 +1,7 @@
 """Convert a state into nodes, leaves and byte sources. Source: docs/format/v1.md, "Leaves", "Names", "Nodes".
 
 Bytes are not read and usually not copied: the sources share the memory of the live values. torch and NumPy are not
-imported, since a value can only be of one of them if another module has imported it.
+imported here: a state can only contain their values if another module has imported them.
 """
 
 from __future__ import annotations
@@ -267,7 +267,7 @@ class Walk:
         if path.startswith(self._optimizer_state):
             refuse_in_optimizer(value, path)
         if is_optimizer(value, own_load=True):
-            self._optimizer_state = f"{join_key(path, 'state')}["  # whose keys are the numbers of parameters
+            self._optimizer_state = f"{join_key(path, 'state')}["  # its keys are indexes of parameters
         if self._owners:
             outer, inner = type_name(self._owners[-1]), type_name(type(value))
             told = f"load_state_dict of {outer} gets it in place of the {inner}"
@@ -301,7 +301,8 @@ class Walk:
 
             self._admission = torch_leaves.Admission()
         admitted = self._admission.admit(value, path)
-        # An attribute that begins with an underscore is private to a library. torch marks tensors for its compiler.
+        # An attribute that begins with an underscore is private to a library. For example, torch sets such attributes
+        # for its compiler.
         if vars(value) and (names := [name for name in vars(value) if not name.startswith("_")]):
             self.left_out.append(f"attributes of {plain(path)} are not stored ({', '.join(names)})")
         self._tensor_kinds.add(type(value))
@@ -346,7 +347,9 @@ class Walk:
         pairs = self._named(apart.tensors, path, depth)
         before, refused = self.leaf_count, len(self.refused)
         extra = self.node(apart.extra, path, depth + 1)
-        for i, error in enumerate(self.refused[refused:], refused):  # name the tensor of the state instead
+        for i, error in enumerate(
+            self.refused[refused:], refused
+        ):  # the error names the tensor of the state, not its inner part
             reason = f"a {apart.kind}, which is built from {error.message.partition(': ')[2]}"
             self.refused[i] = CannotStore(path, reason, hint=error.hint)
         if self.leaf_count > before:

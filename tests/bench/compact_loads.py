@@ -246,14 +246,15 @@ def _chain_lines(rows: list[dict[str, Any]]) -> Iterator[str]:
     (row,) = rows
     yield (
         f"a {row['history']}, shrank {row['times']:.1f} times, from {row['plain_bytes'] / _MIB:.1f} MiB to"
-        f" {row['encoded_bytes'] / _MIB:.1f} (goal 15). The slowest load took {row['load_times_plain']:.1f} times as"
-        " long."
+        f" {row['encoded_bytes'] / _MIB:.1f} (goal 15). The slowest load of a checkpoint took"
+        f" {row['load_times_plain']:.1f} times as long as a plain one."
     )
 
 
 def _beside_lines(rows: list[dict[str, Any]]) -> Iterator[str]:
     (row,) = rows
     yield (
-        f"with a compaction at a share of {row['share']}, saves took {row['save_times']:.2f} times as long and training"
-        f" steps {row['step_times']:.2f} (spread without it {row['save_spread']:.2f} and {row['step_spread']:.2f})."
+        f"while a compaction used a share of {row['share']} of a core, saves took {row['save_times']:.2f} times as"
+        f" long, and training steps {row['step_times']:.2f} times. Without a compaction, the slowest and the fastest save"
+        f" differed by {row['save_spread']:.2f} of the median, and the steps by {row['step_spread']:.2f}."
     )

@@ -38,7 +38,7 @@ _ROUNDS = 5
 _BACKUPS_AT = 10
 _ON_PAGE = {
     "w+m+v": "pre-training: weights, AdamW moments",
-    "14 bytes": "fine-tune 3e-6: both, and bf16 weights",
+    "14 bytes": "fine-tune 3e-6: weights, AdamW moments, bf16 weights",
     "bf16 1e-6": "fine-tune 1e-6: bf16 weights",
     "bf16 3e-6": "fine-tune 3e-6: bf16 weights",
     "LoRA": "LoRA adapters",

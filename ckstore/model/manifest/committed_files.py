@@ -1,7 +1,7 @@
 """Summaries of committed files, and the differences between the files of two checkpoints. No data is read.
 
-Two files are equal if they have the same kind, mode, target, kept time and pieces. Equal bytes give equal pieces,
-because the content of a file decides where it is cut.
+Two files are equal if they have the same kind, mode, target, recorded modification time and pieces. Equal bytes give
+equal pieces, because the content of a file decides where it is cut.
 """
 
 from __future__ import annotations

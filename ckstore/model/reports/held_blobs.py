@@ -89,7 +89,7 @@ class LinkedBlob:
 
     Attributes:
         digest: Its digest, which is its name.
-        nbytes: Its size. Removing the store's own name would not free these bytes.
+        nbytes: Its size. Removing its name in the store would not free these bytes.
         name_count: Number of names outside the store.
     """
 

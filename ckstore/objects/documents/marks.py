@@ -30,7 +30,7 @@ _unsure: set[tuple[int, int]] = set()
 """Checkpoints, by device and inode, that this process has repaired but could not make durable.
 
 A power cut may undo their repair. Repeating a failed fsync proves nothing, so this process does not remove their marks.
-Another process that reads them completely does.
+Another process removes the mark after it has read the whole checkpoint.
 """
 
 

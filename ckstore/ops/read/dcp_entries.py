@@ -47,7 +47,7 @@ def _tensor(manifest: Manifest, node: Node) -> LeafRecord | None:
     if not isinstance(node, list) or node[0] != "leaf":
         return None
     leaf: LeafRecord = manifest.leaves[node[1]]
-    # DCP reads blocks of a row-major tensor, which a view of a larger storage does not have.
+    # DCP reads blocks of a tensor, so the tensor must be row-major and begin at the start of its storage.
     plain = leaf.kind == "torch" and leaf.strides is None and leaf.offset == 0
     return leaf if plain else None
 

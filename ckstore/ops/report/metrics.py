@@ -38,7 +38,7 @@ def write_text(context: Context, path: Path | None, text: str, what: str) -> Non
 
 
 def _replace(path: Path, text: str) -> None:
-    """Replace the file at `path` atomically by a file that all users can read; write to a pipe or a device."""
+    """Replace the file at `path` atomically by one that all users can read, or write to a pipe or device there."""
     data = text.encode("utf-8")
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISREG(mode := os.stat(path).st_mode) and not stat.S_ISDIR(mode):
@@ -100,7 +100,7 @@ def store_metrics(context: Context, more: MoreMetrics) -> list[Metric]:
         ("run_checkpoints", "Complete checkpoints", "checkpoint_count"),
         ("run_logical_bytes", "Size of the checkpoints without sharing", "logical_bytes"),
         ("run_alone_bytes", "Space that deleting the run would free", "alone_bytes"),
-        ("run_shared_bytes", "Share of the blobs that other runs also use", "shared_bytes"),
+        ("run_shared_bytes", "Bytes of blobs that several runs use, divided among these runs", "shared_bytes"),
     )
     metrics = [gauge("store_bytes", "Bytes of blobs by use, and free bytes of the filesystem", "kind", kinds)]
     metrics += [gauge(name, about, "run", {run: of(run) for run in newest}) for name, about, of in by_run]

@@ -57,7 +57,7 @@ class RemoteReader:
         place = Place(manifest.run, manifest.step, directory.manifest_id)
         document = read_remote_only(directory.lock.fd)
         problems = []
-        hint = "check the remote; ckstore push from a store that has the checkpoint restores it"
+        hint = "check the remote; to restore the blob there, run ckstore push in a store that has the checkpoint"
         for holder in () if document is None else document.remotes:
             try:
                 source = self._source(holder)
