@@ -250,7 +250,7 @@ class _Machine:
         parts = given[:_ARGUMENTS_MOST] if type(given) is tuple else (given,)
         self._copied_left -= sum(len(part) for part in parts if type(part) in _COPIED)
         if self._copied_left < 0:
-            refuse("the pickle", "no calls and states that copy much more than the pickle has", "more")
+            refuse("the pickle", "at most a few copies of the pickle in calls and states", "more")
 
     def _build(self) -> None:
         state, into = self.pop(), self._top()

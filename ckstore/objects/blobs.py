@@ -89,14 +89,14 @@ def clear(fd: int) -> bool:
 
 
 def verified(path: AnyPath, digest: str, nbytes: int) -> os.stat_result | None:
-    """Read a whole blob from the disk; return its status if its bytes match its digest, or None if they do not.
+    """Read a whole blob from the disk; return its status if its bytes match its digest, otherwise None.
 
     A right blob is then durable, read-only and stamped. The stamp of a wrong blob is removed, so that no save relies on
-    it.
+    it. A file of another size is wrong without being read.
     """
     with files.opened_to_read(path) as fd:
         before = os.fstat(fd)
-        # A file of another size is neither read nor marked: it may be a file of the user that has this name by mistake.
+        # A file of another size is neither read nor marked, since a user may have given it this name by mistake.
         if not has_size(before, nbytes):
             return None
         untouched = looks_untouched(before, nbytes)

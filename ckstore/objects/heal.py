@@ -1,7 +1,7 @@
 """Replace a damaged blob by a good copy in every checkpoint that names it, and under its canonical name.
 
-Damaged copies are moved to ``quarantine/``. ckstore never uses or removes files in it; only their owner does. Source:
-docs/format/v1.md, "quarantine".
+Damaged copies are moved to ``quarantine/``. ckstore never reads data from files in it, and leaves it to their owner to
+delete them. Source: docs/format/v1.md, "quarantine".
 """
 
 from __future__ import annotations

@@ -233,12 +233,16 @@ def write_page(path: Path, only: str, rows: list[dict[str, Any]], command: str) 
 
 
 def _load_lines(rows: list[dict[str, Any]]) -> Iterator[str]:
-    yield "processor time of a load ÷ a plain load (goal 3), and of the longest chain ÷ one link (goal 2)"
+    yield (
+        "processor time of a load through one link ÷ that of a plain load (goal 3), and of a load through the longest"
+        " chain ÷ that through one link (goal 2). The brackets have the links of that chain and the memory beyond the"
+        " result"
+    )
     yield ""
     for row in rows:
         yield (
             f"- {row['tensor']}: {row['first_times_plain']:.1f} and {row['deepest_times_first']:.1f}"
-            f" ({row['depth']} files, +{row['beyond_bytes'] / _MIB:.0f} MiB)"
+            f" ({row['depth']} links, {row['beyond_bytes'] / _MIB:.0f} MiB)"
         )
 
 
@@ -255,6 +259,6 @@ def _beside_lines(rows: list[dict[str, Any]]) -> Iterator[str]:
     (row,) = rows
     yield (
         f"while a compaction used a share of {row['share']} of a core, saves took {row['save_times']:.2f} times as"
-        f" long, and training steps {row['step_times']:.2f} times. Without a compaction, the slowest and the fastest save"
-        f" differed by {row['save_spread']:.2f} of the median, and the steps by {row['step_spread']:.2f}."
+        f" long, and training steps {row['step_times']:.2f} times. Without a compaction, the slowest and the fastest"
+        f" save differed by {row['save_spread']:.2f} of the median, and the steps by {row['step_spread']:.2f}."
     )

@@ -481,7 +481,7 @@ def test_of_the_generations_of_an_id_the_highest_whole_one_counts(tmp_path: Path
 
 
 @pytest.mark.parametrize("hurt", [mark, tear, lose_the_manifest, take_the_manifest_of_another])
-def test_a_damaged_checkpoint_does_not_supersede_a_whole_one(
+def test_a_damaged_checkpoint_supersedes_an_older_one_only_if_it_is_complete(
     store: ckstore.Store, hurt: Callable[[Path], None]
 ) -> None:
     old = store.save({"w": torch.zeros(1)}, step=1, tags=["kept"])
@@ -490,7 +490,10 @@ def test_a_damaged_checkpoint_does_not_supersede_a_whole_one(
 
     seen = reader.Store(store.path)
 
-    assert ids_of(seen.of_steps()["main", 1], seen.latest()) == [old.id, old.id]
+    named = new if hurt is mark else old
+    assert ids_of(seen.of_steps()["main", 1], seen.latest()) == [named.id, named.id]
+    if hurt is mark:
+        assert [store.info(ref).id for ref in (1, "latest")] == [new.id, new.id]
     with pytest.warns(ckstore.CkstoreWarning, match="latest-valid is main@1, since newer"):
         assert ckstore.Store.open(store.path, readonly=True).info("latest-valid").id == old.id
 

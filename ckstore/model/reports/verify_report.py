@@ -84,10 +84,11 @@ class StoreFinding:
         kind: The kind of the finding. The kinds are:
 
             - ``touched``: A program wrote into a blob, or copied it without its time.
-            - ``links``: An inode has fewer names than its link count implies.
+            - ``links``: The store has more names of an inode than its link count allows.
             - ``outside``: An inode has names outside the store.
             - ``name``: A canonical name is missing or leads to other bytes.
-            - ``unused``: No checkpoint uses a blob.
+            - ``unused``: There are blobs that no checkpoint uses.
+            - ``deep``: A directory is nested deeper than any directory of a store, and was skipped.
             - ``order``: The sequence number of a checkpoint is ignored.
             - ``catalog``: The catalog disagrees with the directories.
             - ``settings``, ``tag``, ``pin``, ``notes``: A file of this kind is damaged.
@@ -194,8 +195,8 @@ class VerifyReport:
         checked_bytes: Bytes of blobs that were read and compared with their digests. A blob that several checkpoints
             share counts once.
         decoded_bytes: Bytes of compacted blobs that were decoded and compared. Each blob counts once.
-        damage: All damage, by checkpoint in the order of their commits. Checkpoints whose order is unknown come last.
-            After a repair, only the remaining damage.
+        damage: All damage, grouped by checkpoint, in the order in which the checkpoints were published. Checkpoints
+            whose order is unknown come last. After a repair, only the remaining damage.
         sample: The fraction of the blobs that was chosen to be read, from 0 to 1.
         mode: ``full``, ``sampled`` (also with a budget) or ``quick``.
         whole: The checkpoints, as ``RUN@STEP``, without damage in the data that they use. Those in `elsewhere` are not

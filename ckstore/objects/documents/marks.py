@@ -36,7 +36,7 @@ Another process removes the mark after it has read the whole checkpoint.
 
 @contextmanager
 def kept_unless_durable(lock: DirectoryLock) -> Iterator[None]:
-    """Remember a failure of the block, which repairs a locked checkpoint. Then this process never removes its mark."""
+    """Run a block that repairs a locked checkpoint. If it fails, this process never removes the checkpoint's mark."""
     try:
         yield
     except OSError:
@@ -60,7 +60,7 @@ def is_marked(path: StorePath) -> bool:
 
 
 def marked(layout: Layout) -> Iterator[StorePath]:
-    """Yield the directory of every published checkpoint that is marked, or that this user may not access."""
+    """Yield the directory of every published checkpoint that is marked, or whose mark cannot be looked for."""
     # Each save checks all checkpoints, so the check must be fast: it uses the open directory of the run, and the other
     # checks are made only for the few checkpoints with a mark.
     for run in layout.runs():
@@ -123,7 +123,7 @@ def write_mark(lock: DirectoryLock, mark: Mark) -> None:
 
 
 def forget_blob(lock: DirectoryLock, digest: str) -> None:
-    """Remove a healed blob from the mark. The mark is deleted with its last entry. After an error, it is unchanged."""
+    """Remove a healed blob from the mark. The mark is deleted with its last entry."""
     old = read_mark(lock.fd)
     if old is None:
         return

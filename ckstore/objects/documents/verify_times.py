@@ -1,7 +1,7 @@
 """The file ``verified.json`` with the times at which blobs were last read. Source: docs/format/v1.md.
 
-A verification with a budget reads the blobs with the oldest times first, so repeated ones cover all blobs. The times
-are in the store and not in the catalog, so that they are not lost with the catalog.
+A verification with a budget reads the blobs with the oldest times first, so repeated verifications read all blobs. The
+times are in the store and not in the catalog, so that they are not lost with the catalog.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ def _tensor(manifest: Manifest, node: Node) -> LeafRecord | None:
 
 
 def _at(node: Node, path: tuple[str | int, ...]) -> tuple[str, Node]:
-    """Return the name in the state of the value at a path, and its node."""
+    """Return the name that the value at a path has in the state, and the node of the value."""
     name = ""
     for key in path:
         if node[0] in DICTS:

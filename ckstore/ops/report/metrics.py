@@ -38,7 +38,7 @@ def write_text(context: Context, path: Path | None, text: str, what: str) -> Non
 
 
 def _replace(path: Path, text: str) -> None:
-    """Replace the file at `path` atomically by one that all users can read, or write to a pipe or device there."""
+    """Replace the file at `path` atomically by one that all users can read. Write to a pipe or a device in place."""
     data = text.encode("utf-8")
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISREG(mode := os.stat(path).st_mode) and not stat.S_ISDIR(mode):
@@ -60,7 +60,7 @@ def _replace(path: Path, text: str) -> None:
 
 
 MoreMetrics = Callable[[Context, Sequence[CheckpointInfo]], list[Metric]]
-"""A function that returns the metrics of higher floors for the current checkpoints of a store."""
+"""A function of a higher floor, which returns more metrics for the current checkpoints of a store."""
 
 
 def metrics(context: Context, path: Path | None, more: MoreMetrics) -> str:
