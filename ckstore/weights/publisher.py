@@ -1,7 +1,8 @@
 """Publish the weights of a run as it grows: versions for the engines that serve them.
 
 Each check compares the newest version in the directory with the checkpoint that the ref names, and publishes the latter
-if they differ. There is no other state, so a killed publisher continues, and a rollback of the trainer is published.
+if they differ. So a killed publisher continues, and a rollback of the trainer is published. The only other state is the
+greatest number of a version.
 """
 
 from __future__ import annotations
@@ -157,8 +158,14 @@ class WeightPublisher:
             msg = f"{self.path} has the weights of the run {last.run}, and {self.run} is to be published"
             raise BadInput(msg, hint="publish each run to a directory of its own")
         added = self._read_added()
+        greatest = self._directory.greatest()
         try:
-            is_published = last is not None and last.added == added and last.dtype == self._dtype
+            is_published = (
+                last is not None
+                and last.version == greatest  # otherwise engines may have a version that was removed
+                and last.added == added
+                and last.dtype == self._dtype
+            )
             if last is not None and is_published and find(self._context, self._options.ref).id == last.id:
                 problem = self._open_published(last)  # of a publisher that has just been started
                 if problem != _OTHER_WEIGHTS:
@@ -176,7 +183,7 @@ class WeightPublisher:
             msg = f"{self._options.ref} names {info.name}, and the run {self.run} is to be published"
             raise BadInput(msg, hint="name a checkpoint of this run")
         weights = self._weights_in(directory)
-        number = 1 if last is None else last.version + 1
+        number = greatest + 1
         try:
             record = VersionRecord(number, info.run, info.step, info.id, weights.content, added, False, "", self._dtype)
             record, casts, nbytes = self._write(record, weights, info, records)
@@ -185,6 +192,7 @@ class WeightPublisher:
             raise
         self._hold(weights)
         try:
+            self._directory.record_greatest(number)
             self._directory.prune(self._options.keep_full)
         except (OSError, InUse) as error:  # the version is there, and the next one tries again
             warn(f"older versions in {self.path} were not removed: {error}")
@@ -205,7 +213,7 @@ class WeightPublisher:
 
         Return the record, the weights that were converted, and the size of the files.
         """
-        before, reason = self._before(info, records)
+        before, reason = self._before(record.version, info, records)
         if before is not None and not reason:
             reason = weights.difference_in_form(before)
         path = self._directory.place(record.version)
@@ -259,15 +267,17 @@ class WeightPublisher:
             self._added = found, digest.hexdigest()
         return self._added[1]
 
-    def _before(self, info: CheckpointInfo, records: list[VersionRecord]) -> tuple[ModelWeights | None, str]:
+    def _before(
+        self, number: int, info: CheckpointInfo, records: list[VersionRecord]
+    ) -> tuple[ModelWeights | None, str]:
         """Return the weights of the last version, or the reason why a difference from them is not written."""
-        if not records:
+        if number == 1:
             return None, "the first version"
-        last = records[-1]
         since_full = next((i for i, record in enumerate(reversed(records)) if record.is_full), None)
         # Engines start at the newest one with all weights, and apply each one after it.
-        if since_full is None or records[-1 - since_full].version != last.version - since_full:
+        if since_full is None or records[-1 - since_full].version != number - 1 - since_full:
             return None, "an earlier version is missing"
+        last = records[-1]
         if since_full + 1 >= self._options.full_every:
             return None, f"every {self._options.full_every} versions"
         if last.dtype != self._dtype:

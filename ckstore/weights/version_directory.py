@@ -1,7 +1,8 @@
 """The directory of published versions.
 
 Each version is a directory that appears by one rename and disappears by one, since an engine takes a version without
-its index for all weights. `VERSION_NAME` in it names its checkpoint, so a publisher needs no record of its own.
+its index for all weights. `VERSION_NAME` in it names its checkpoint. The greatest number of a version is recorded
+separately, because an engine may still have a version that was removed.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ from pathlib import Path
 from typing import Literal, Self
 
 from ckstore.errors import BadInput, DamagedBlob, InUse
-from ckstore.fs import files, locks, new_tree
+from ckstore.fs import files, links, locks, new_tree
 from ckstore.model.reports.weight_version import WeightVersion
 
 DifferenceForm = Literal["overwrite", "xor"]
 """The forms in which `ckstore.Store.publish` stores differences."""
 VERSION_NAME = "ckstore-version.json"
 _OWN = ".ckstore"
+_GREATEST = "greatest-version"
 _FORMAT = "ckstore-weights"
 _FORMAT_VERSION = 1
 _NUMBERED = re.compile(r"weight_v([0-9]{6,})")
@@ -140,6 +142,31 @@ class VersionDirectory:
             msg = f"{self.path} was removed or replaced since publishing began"
             raise InUse(msg, hint="call publish again")
         return [self._record(version) for version in sorted(self._numbers())]
+
+    def greatest(self) -> int:
+        """Return the greatest number of a version that was ever published here, or 0.
+
+        Raises:
+            BadInput: Another program wrote the record.
+        """
+        path = self.path / _OWN / _GREATEST
+        try:
+            recorded = int(files.read_file(path, most_bytes=_RECORD_MOST_BYTES))
+        except FileNotFoundError:  # the versions of an earlier draft
+            recorded = 0
+        except (DamagedBlob, ValueError) as error:
+            msg = f"{path} was not written by this version of ckstore ({error})"
+            raise BadInput(msg, hint="publish to another directory") from error
+        return max([recorded, *self._numbers()])
+
+    def record_greatest(self, version: int) -> None:
+        """Record the greatest number, durably. If this process dies before, that version itself shows it."""
+        path = self.path / _OWN / _GREATEST
+        new = path.with_suffix(".new")
+        new.unlink(missing_ok=True)
+        files.create_file(new, f"{version}\n".encode("ascii"), mode=0o644)
+        links.rename(new, path)
+        files.sync_directory(path.parent)
 
     def version_of(self, record: VersionRecord, nbytes: int | None = None) -> WeightVersion:
         """Return a published version. If the size of its files is unknown, they are listed."""

@@ -537,6 +537,25 @@ def test_a_version_that_appeared_is_returned_although_an_error_followed(
         assert (publisher.newest.version, [*publisher]) == (2, [])
 
 
+def test_a_difference_is_to_the_version_that_appeared_although_an_error_followed(
+    store: Store, tmp_path: Path, base: Path, engine: WeightEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights, out = model(), tmp_path / "out"
+    with store.publish("policy", out, select="model", add=[base], difference="xor", timeout_s=0) as publisher:
+        for step in (1, 2, 3):
+            train(weights, step)
+            store.save({"model": weights}, step, "policy")
+            if step != 2:
+                assert next(publisher).is_full == (step == 1)
+                continue
+            with monkeypatch.context() as patch:
+                patch.setattr(files, "sync_name", _refuse)
+                with pytest.raises(CkstoreError, match="may not survive a power cut"):
+                    next(publisher)
+    engine.pull(out, 3)
+    check_equal(engine, weights)
+
+
 def _refuse(*_: object) -> None:
     raise OSError(16, "Device busy")
 
@@ -722,6 +741,45 @@ def test_a_killed_removal_leaves_no_part_of_a_version(
     assert [path.name for path in out.glob(".*")] == [".ckstore"]
 
 
+@pytest.mark.parametrize("removed", [(2,), (1, 2)])
+@pytest.mark.parametrize("then", ["replaced", "replaced after a restart", "deleted"])
+def test_the_number_of_a_removed_version_is_not_used_again(
+    then: str, removed: tuple[int, ...], store: Store, tmp_path: Path, base: Path
+) -> None:
+    """An engine that has the removed version would take another one of its number for it, and the next for its own."""
+    weights, out, engine = model(), tmp_path / "out", WeightEngine(tmp_path / "local", base)
+    other = {name: value.clone() for name, value in weights.items()}
+    with store.publish("policy", out, select="model", add=[base], timeout_s=0) as first:
+        store.save({"model": weights}, 1, "policy")
+        next(first)
+        train(weights, 2)
+        store.save({"model": weights}, 2, "policy")
+        next(first)
+        engine.pull(out, 2)
+        for number in removed:
+            shutil.rmtree(out / f"weight_v{number:06d}")
+        if then != "replaced":
+            first.close()
+        if then == "deleted":
+            store.delete(2)
+        else:
+            train(other, 3)  # other tensors
+            store.save({"model": other}, 2, "policy", if_exists="replace")
+        version = next(first) if then == "replaced" else publish(store, out, base)[0]
+    assert (version.version, version.is_full, version.reason) == (3, True, "an earlier version is missing")
+    engine.pull(out, 3)
+    check_equal(engine, other)
+
+
+def test_a_wrong_record_of_the_greatest_version_is_refused(store: Store, tmp_path: Path, base: Path) -> None:
+    out = tmp_path / "out"
+    store.save({"model": model()}, 1, "policy")
+    publish(store, out, base)
+    (out / ".ckstore" / "greatest-version").write_text("none")
+    with pytest.raises(BadInput, match="greatest-version was not written by this version of ckstore"):
+        publish(store, out, base)
+
+
 def test_a_version_that_was_taken_away_is_no_base(
     store: Store, tmp_path: Path, base: Path, engine: WeightEngine
 ) -> None:
@@ -734,8 +792,8 @@ def test_a_version_that_was_taken_away_is_no_base(
             train(weights, step)
             store.save({"model": weights}, step, "policy")
             version = next(publisher)
-            assert version.version == min(step, 2)
-    engine.pull(out, 2)
+            assert version.version == step
+    engine.pull(out, 3)
     check_equal(engine, weights)
 
 
