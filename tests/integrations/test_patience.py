@@ -338,7 +338,7 @@ def test_dcp_goes_on_over_saves_in_the_background_that_fail(
     assert (type(fourth), fourth.name, fourth.in_a_row) == (NotSaved, "main@4", 1)
     assert [one for one in caplog.messages if one.startswith("main@1 was not saved: saving main@1 failed")]
     assert steps(store) == [3]
-    with pytest.raises(BadInput, match="together with async_stager"):
+    with pytest.raises(BadInput, match="excludes async_stager"):
         save(5, async_stager=BlockingAsyncStager())
     with pytest.raises(BadInput, match="needs a Store"):
         dcp.async_save(store.path, {}, 5, on_failure="warn")
