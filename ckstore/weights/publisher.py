@@ -193,6 +193,9 @@ class WeightPublisher:
         self._hold(weights)
         try:
             self._directory.record_greatest(number)
+        except OSError as error:
+            warn(f"the number of version {number} was not recorded in {self.path}: {error}")
+        try:
             self._directory.prune(self._options.keep_full)
         except (OSError, InUse) as error:  # the version is there, and the next one tries again
             warn(f"older versions in {self.path} were not removed: {error}")

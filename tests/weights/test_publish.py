@@ -532,9 +532,14 @@ def test_a_version_that_appeared_is_returned_although_an_error_followed(
             patch.setattr(type(publisher._directory), "prune", _refuse)
             with pytest.warns(CkstoreWarning, match="older versions .* were not removed"):
                 assert next(publisher).version == 2
+        store.save({"model": model(3)}, 3, "policy")
+        with monkeypatch.context() as patch:
+            patch.setattr(type(publisher._directory), "record_greatest", _refuse)
+            with pytest.warns(CkstoreWarning, match="the number of version 3 was not recorded"):
+                assert next(publisher).version == 3
     with store.publish("policy", out, select="model", add=[base], timeout_s=0) as publisher:
         assert publisher.newest is not None
-        assert (publisher.newest.version, [*publisher]) == (2, [])
+        assert (publisher.newest.version, [*publisher]) == (3, [])
 
 
 def test_a_difference_is_to_the_version_that_appeared_although_an_error_followed(
