@@ -171,4 +171,13 @@ EVALUATING = [
         f"{_TESTS}::test_an_evaluation_that_cannot_begin_does_not_count_as_an_attempt",
         "assert",
     ),
+    Mutant(
+        "a follower does not yield the checkpoint after which it begins",
+        "followed-after-a-compaction",
+        "follow.Follower._look",
+        "(info.id != self._after.id and info.order > self._after.order)",
+        "info.order > self._after.order",
+        "tests/ops/refs/test_follow.py::test_a_follower_begins_after_a_checkpoint_that_was_compacted",
+        "assert",
+    ),
 ]

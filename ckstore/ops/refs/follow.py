@@ -175,7 +175,12 @@ class Follower:
         new = [info for info in {info.id: info for info in found}.values() if info.id not in self._ids]
         new = [info for info in new if not info.superseded]
         self._ids |= {info.id for info in new}
-        wanted = [info for info in new if self._after is None or info.order > self._after.order]
+        # By id as well: a compaction of the checkpoint `after` gives it a later place in the order.
+        wanted = [
+            info
+            for info in new
+            if self._after is None or (info.id != self._after.id and info.order > self._after.order)
+        ]
         if self._evaluator is not None:
             self._evaluator.pass_over({info.id for info in new} - {info.id for info in wanted})
         self._ready.extend(wanted)

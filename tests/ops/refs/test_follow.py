@@ -213,6 +213,19 @@ def test_checkpoints_deleted_before_their_turn_are_not_yielded(kind: str, store:
         assert list(follower) == []
 
 
+def test_a_follower_begins_after_a_checkpoint_that_was_compacted(store: Store) -> None:
+    rng = np.random.default_rng(0)
+    value = rng.normal(size=300_000).astype(np.float32)
+    infos = []
+    for step in range(3):
+        value[step::7] += np.float32(0.001)
+        infos.append(store.save({"w": value}, step, "gpt"))
+    store.compact(keep_newest=1)
+    assert [info.step for info in store.follow("gpt", after=infos[0], timeout_s=0)] == [1, 2]
+    assert [info.step for info in store.follow("gpt", after=store.info("gpt@0"), timeout_s=0)] == [1, 2]
+    assert [info.step for info in store.follow("gpt", after=infos[0], timeout_s=0, lacking="bleu")] == [1, 2]
+
+
 def test_a_checkpoint_compacted_before_its_turn_is_yielded(kind: str, store: Store) -> None:
     rng = np.random.default_rng(0)
     value = rng.normal(size=300_000).astype(np.float32)
