@@ -2,13 +2,14 @@
 # bayesian-optimization 3.4.0: after `load_state` the delay before the decay of exploration begins again.
 #
 # The acquisition functions decay `kappa` or `xi` at each suggestion, after `exploration_decay_delay` suggestions. `save_state` writes the present
-# `kappa` or `xi`, the delay, all points and the state of the random generator, but not the number of suggestions. After `load_state` it is 0. So a search that is stopped more
-# often than once per delay explores to its end as at its beginning. There is no error or warning. Without a delay the search is equal
-# to one without a stop. Save `optimizer.acquisition_function.i` in addition, and set it after the load. `set_bounds` is not in the file either.
+# `kappa` or `xi`, the delay, all points and the state of the random generator, but not the number of suggestions. After `load_state` it is 0. So a
+# search that is stopped more often than once per delay explores to its end as at its beginning. There is no error or warning. Without a delay the
+# search is equal to one without a stop. Save `optimizer.acquisition_function.i` in addition, and set it after the load. `set_bounds` is not in the
+# file either.
 #
 # Guess: a search that is saved and loaded continues as without a stop, since the file has the decay and its delay.
-# Seen, 2026-11-30: a delay of 4 and a decay of 0.5. Without a stop kappa is 0.023 after 10 suggestions. With a load after suggestion 3, 6 and 9 it is still 3. Other
-# points are suggested. With the counter set after each load, kappa and all points are equal.
+# Seen, 2026-11-30: a delay of 4 and a decay of 0.5. Without a stop kappa is 0.023 after 10 suggestions. With a load after suggestion 3, 6 and 9 it is
+# still 3. Other points are suggested. With the counter set after each load, kappa and all points are equal.
 set -eu
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT

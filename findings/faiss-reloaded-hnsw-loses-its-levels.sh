@@ -1,15 +1,15 @@
 #!/bin/sh
 # faiss-cpu 1.15.1: vectors that are added to a loaded HNSW index get the levels of the first vectors again, and many reloads leave one level.
 #
-# HNSW draws the level of each vector at random. The generator of faiss has a fixed seed, and the file does not hold its state. After each load it begins again,
-# so the same few levels are drawn for each batch, and vectors of the higher levels never come. An index that is loaded, extended and saved by each job has
-# another graph than one that is built in one process, and other neighbors in a search. `faiss.clone_index` keeps the state. There is no error or warning.
-# `init_level0`, `keep_max_size_level0`, `check_relative_distance` and `search_bounded_queue` are also not in the file. Keep the vectors, and build the index again
-# from time to time.
+# HNSW draws the level of each vector at random. The generator of faiss has a fixed seed, and the file does not hold its state. After each load it
+# begins again, so the same few levels are drawn for each batch, and vectors of the higher levels never come. An index that is loaded, extended and
+# saved by each job has another graph than one that is built in one process, and other neighbors in a search. `faiss.clone_index` keeps the state.
+# There is no error or warning. `init_level0`, `keep_max_size_level0`, `check_relative_distance` and `search_bounded_queue` are also not in the file.
+# Keep the vectors, and build the index again from time to time.
 #
 # Guess: an index that is saved and loaded between two calls of `add` is equal to one that is not.
-# Seen, 2026-11-30: 4,000 vectors in batches of 5: without reloads 3,770, 220, 8 and 2 of them have levels 1 to 4; with a reload before each batch all have level
-# 1. With batches of 400 there are two levels, and searches return other neighbors. A clone in place of the reload gives the same index.
+# Seen, 2026-11-30: 4,000 vectors in batches of 5: without reloads 3,770, 220, 8 and 2 of them have levels 1 to 4; with a reload before each batch all
+# have level 1. With batches of 400 there are two levels, and searches return other neighbors. A clone in place of the reload gives the same index.
 set -eu
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT

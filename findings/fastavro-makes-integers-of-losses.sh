@@ -1,11 +1,11 @@
 #!/bin/sh
 # fastavro 1.13.1: a loss of 0.9 in a field of type `long` is written as 0, and a step in a union of double and long becomes a float.
 #
-# Avro has typed fields, and fastavro raises for text in a number field. A float in a field of type `int` or `long` is cut to an integer instead, without an
-# error. In a union it takes the first branch that can hold the number by its rules: an integer fits "double" and "float". So ["double", "long"] rounds
-# integers above 2**53, such as seeds and hashes, and ["float", "long"] those above 2**24, while ["long", "double"] keeps both kinds of numbers. After a float branch
-# a step is read as a float. In a union a float does not fit "long", and raises. Put integer branches first, and pass `validator=True` to
-# `writer`, which then raises for the loss.
+# Avro has typed fields, and fastavro raises for text in a number field. A float in a field of type `int` or `long` is cut to an integer instead,
+# without an error. In a union it takes the first branch that can hold the number by its rules: an integer fits "double" and "float". So ["double",
+# "long"] rounds integers above 2**53, such as seeds and hashes, and ["float", "long"] those above 2**24, while ["long", "double"] keeps both kinds of
+# numbers. After a float branch a step is read as a float. In a union a float does not fit "long", and raises. Put integer branches first, and pass
+# `validator=True` to `writer`, which then raises for the loss.
 #
 # Guess: a number that a field cannot hold raises, and a union chooses the branch of the type of the value, as Avro for Java does.
 # Seen, 2026-11-30: 0.9 is read as 0 and -0.9 as 0, also from np.float32. 2**53 + 1 in ["double", "long"] is read as 9007199254740992.0. With

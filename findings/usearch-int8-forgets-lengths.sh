@@ -2,14 +2,14 @@
 # usearch 2.26.6: an index of `dtype="i8"` normalizes each vector, also with the metric "l2sq", so vectors of other lengths are equal.
 #
 # The quantization to int8 divides each float vector by its length. For the cosine metric this changes nothing. An index with squared distances or
-# inner products accepts the same option, and then compares only directions: a vector and a hundred times that vector have the distance 0. `get` returns
-# integers of the scaled vector, in which the length is lost. There is no error or warning. The default type is also not float32 but bfloat16. Pass
-# `dtype="f32"` or "f16" for metrics other than "cos", or convert to int8 before `add`: int8 vectors are stored as they are.
+# inner products accepts the same option, and then compares only directions: a vector and a hundred times that vector have the distance 0. `get`
+# returns integers of the scaled vector, in which the length is lost. There is no error or warning. The default type is also not float32 but bfloat16.
+# Pass `dtype="f32"` or "f16" for metrics other than "cos", or convert to int8 before `add`: int8 vectors are stored as they are.
 #
 # Guess: an int8 index is less exact, but finds the nearest of vectors that are far from each other.
-# Seen, 2026-11-30: vectors [1, 0, 0, 0] and [100, 0, 0, 0], a query at [90, 0, 0, 0], metric l2sq: both have the distance 0 with i8, and 7921 and 100 with f32
-# and int8 vectors. Among 1,000 vectors of random lengths, the one with the largest inner product is found for 45 of 100 queries with i8, and for all
-# with f16.
+# Seen, 2026-11-30: vectors [1, 0, 0, 0] and [100, 0, 0, 0], a query at [90, 0, 0, 0], metric l2sq: both have the distance 0 with i8, and 7921 and 100
+# with f32 and int8 vectors. Among 1,000 vectors of random lengths, the one with the largest inner product is found for 45 of 100 queries with i8, and
+# for all with f16.
 set -eu
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT

@@ -1,14 +1,15 @@
 #!/bin/sh
 # vowpalwabbit 9.11.9: a model that is loaded continues with the learning rate and steps of the file, but with squared loss and without regularization.
 #
-# The file of a model holds weights, the state of the optimizer, and the options that it marks as kept. Learning rate, `power_t`, `--ftrl`, `--coin` and interactions are
-# kept. `--loss_function`, `--quantile_tau`, `--l1`, `--l2` and `--decay_learning_rate` are not. So `-i model` alone mostly predicts as before, and
-# further examples are learned with another loss. A model of quantiles becomes one of means. There is no warning. Give these options again at each load, as
-# below; then the run is equal to one without a stop.
+# The file of a model holds weights, the state of the optimizer, and the options that it marks as kept. Learning rate, `power_t`, `--ftrl`, `--coin`
+# and interactions are kept. `--loss_function`, `--quantile_tau`, `--l1`, `--l2` and `--decay_learning_rate` are not. So `-i model` alone mostly
+# predicts as before, and further examples are learned with another loss. A model of quantiles becomes one of means. There is no warning. Give these
+# options again at each load, as below; then the run is equal to one without a stop.
 #
 # Guess: a file that keeps the learning rate also keeps the loss and the regularization.
-# Seen, 2026-11-30: the 90th percentile of exponential numbers, which is 2.3. At the load both models predict the same. After 2,000 more examples the loaded one
-# predicts about 1, their mean. With --l2 and --l1 the predictions also differ, with --l1 at once. With the options given again all are equal.
+# Seen, 2026-11-30: the 90th percentile of exponential numbers, which is 2.3. At the load both models predict the same. After 2,000 more examples the
+# loaded one predicts about 1, their mean. With --l2 and --l1 the predictions also differ, with --l1 at once. With the options given again all are
+# equal.
 set -eu
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
