@@ -336,7 +336,7 @@ def test_the_figures_of_compaction_are_written_between_their_markers(tmp_path: P
     text = path.read_text()
     assert "| pre-training: weights, AdamW moments | **1.2 (1.3)** | 1.50 zipnn |\n" in text
     assert "a chain of 3, shrank 20.0 times, from 2.0 MiB to 1.0 (goal 15)." in text
-    assert "- float32: 4.0 and 2.0 (3 files, +0 MiB)" in text
+    assert "- float32: 4.0 and 2.0 (3 links, 0 MiB)" in text
     assert text.count("`the command`:") == 3
     assert "old" not in text
 
