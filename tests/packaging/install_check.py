@@ -92,20 +92,23 @@ def tools() -> set[str]:
     return {canonicalize_name(Requirement(line).name) for extra in NOT_OF_USERS for line in extras[extra]}
 
 
+def pip_of(python: Path) -> tuple[str | Path, ...]:
+    """Return the command of this process's pip for another environment. Those are empty, also of pip."""
+    return (sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", python)
+
+
 def check_installed(python: Path, extra: str, work: Path) -> None:
     """Check that an environment has what the extra brings, and no tool of the development.
 
     Raises:
         CheckFailed: It has something else.
     """
-    listed = json.loads(
-        run(python, "-m", "pip", "--disable-pip-version-check", "list", "--format=json", cwd=work).stdout
-    )
+    listed = json.loads(run(*pip_of(python), "list", "--format=json", cwd=work).stdout)
     names = {canonicalize_name(one["name"]) for one in listed}
     expect(not names & tools(), f"development packages were installed: {', '.join(sorted(names & tools()))}")
     for name in ("torch", "numpy"):
         expect((name in names) == (extra == "torch"), f"{name} is {'' if name in names else 'not '}installed")
-    run(python, "-m", "pip", "--disable-pip-version-check", "check", cwd=work)
+    run(*pip_of(python), "check", cwd=work)
 
 
 def smoke(scripts: Path, build: BuildInfo, work: Path, *, has_torch: bool) -> None:
@@ -164,9 +167,9 @@ def check_environment(python: str, extra: str, wheel: Path, sdist: Path, folder:
         CheckFailed: A step failed.
     """
     venv = folder / "venv"
-    run(python, "-m", "venv", venv, cwd=folder)
+    run(python, "-m", "venv", "--without-pip", venv, cwd=folder)  # Debian's Python cannot install pip
     scripts = venv / "bin"
-    pip = (scripts / "python", "-m", "pip", "--disable-pip-version-check", "install", "--quiet")
+    pip = (*pip_of(scripts / "python"), "install", "--quiet")
     # Of the versions that the ranges allow, the tested ones: this checks the packages, and the index only installs.
     tested = ("-c", ROOT / "constraints.txt")
     for package in (wheel,) if extra else (wheel, sdist):
