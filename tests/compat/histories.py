@@ -37,6 +37,7 @@ class History:
         self.runs = self.drawn.sample(["main", "b", "c.d-1", "100"], self.drawn.randint(1, 3))
         self.serial = 0
         self.intended = folder / "intended"
+        self.by_two_renames = False
 
     def make(self) -> None:
         """Make the store."""
@@ -50,13 +51,15 @@ class History:
                 if is_draft():
                     Store.init(book.remote, chunk_bytes=MIB, hash=hash_name).close()
                 store.remotes.add("cold", str(book.remote))
-            if is_draft() and drawn.random() < 0.3:
+            if is_draft() and drawn.random() < 0.5:
                 _replace_by_two_renames()
-            self.save(store)
+                self.by_two_renames = True
+            for _ in range(drawn.randint(1, 5)):
+                self.save(store)
             for _ in range(drawn.randint(3, 14)):
                 self.act(store)
             book.note_compacted(store)
-        if drawn.random() < 0.7:
+        if drawn.random() < 0.8:
             self.act_and_be_killed()
         book.write()
 
@@ -188,15 +191,19 @@ class History:
 
     def act_and_be_killed(self) -> None:
         """Do one more thing in a process that is killed at a random call, and note what it may have changed."""
-        at = self.drawn.randint(1, self.drawn.choice([15, 60]))
+        at = self.drawn.randint(1, self.drawn.choice([10, 30]))
+        act, names = self.drawn.choice([self.act, self.replace]), _CHANGES
+        if self.by_two_renames and self.drawn.random() < 0.4:
+            # Between the two renames of a replacement. Two that find the name taken come before these.
+            at, act, names = 4, self.replace, ("rename",)
         self.book.killed = {"call": at}
         child = os.fork()
         if child == 0:
             status = 1
             try:
                 with Store.open(self.book.root) as store:
-                    _die_at(at)
-                    self.drawn.choice([self.act, self.replace])(store)
+                    _die_at(at, names)
+                    act(store)
                 self.book.killed = {}
                 self.book.write()
                 status = 0
@@ -216,8 +223,22 @@ class History:
         shutil.rmtree(self.book.folder / "files", ignore_errors=True)
 
 
-def _die_at(at: int) -> None:
-    """Let this process die before its call of that number that changes the filesystem."""
+_CHANGES: tuple[str, ...] = (
+    "rename",
+    "replace",
+    "symlink",
+    "link",
+    "mkdir",
+    "unlink",
+    "rmdir",
+    "write",
+    "fsync",
+    "fdatasync",
+)
+
+
+def _die_at(at: int, names: tuple[str, ...]) -> None:
+    """Let this process die before its call of that number of these functions of `os`."""
     calls = itertools.count(1)
 
     def wrapped(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -228,7 +249,7 @@ def _die_at(at: int) -> None:
 
         return call
 
-    for name in ("rename", "replace", "symlink", "link", "mkdir", "unlink", "rmdir", "write", "fsync", "fdatasync"):
+    for name in names:
         setattr(os, name, wrapped(getattr(os, name)))
 
 
