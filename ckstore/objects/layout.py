@@ -337,6 +337,14 @@ class OpenRuns:
         self._open: dict[str, OpenDir | None] = {}
         self._small_files: dict[CheckpointKey, frozenset[str]] = {}
 
+    def checkpoint(self, key: CheckpointKey) -> StorePath:
+        """Return the directory of a checkpoint, below the open directory of its run.
+
+        The result can be used until another run is inspected.
+        """
+        folder = self._run(key.run)
+        return self._layout.checkpoint(key) if folder is None else folder.inside / key.directory
+
     def small_files(self, key: CheckpointKey) -> frozenset[str]:
         """Return the `SMALL_FILES` that a checkpoint has."""
         if key in self._small_files:

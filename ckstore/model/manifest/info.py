@@ -200,9 +200,18 @@ class CheckpointInfo:
 
     @classmethod
     def of(
-        cls, manifest: Manifest, manifest_id: str, *, tags: tuple[str, ...] = (), directory: str = ""
+        cls,
+        manifest: Manifest,
+        manifest_id: str,
+        *,
+        tags: tuple[str, ...] = (),
+        directory: str = "",
+        leaf_count: int | None = None,
     ) -> CheckpointInfo:
-        """Return the information in a manifest; `directory` is the name of its directory."""
+        """Return the information in a manifest.
+
+        `directory` is the name of its directory. `leaf_count` is given if the manifest was parsed without its leaves.
+        """
         about = manifest.description
         health = manifest.health or Health()
         return cls(
@@ -214,7 +223,7 @@ class CheckpointInfo:
             logical_bytes=manifest.logical_bytes,
             new_bytes=manifest.new_bytes,
             reused_bytes=manifest.reused_bytes,
-            leaf_count=len(manifest.leaves),
+            leaf_count=len(manifest.leaves) if leaf_count is None else leaf_count,
             content=manifest.content,
             parent=about.parent,
             message=about.message,

@@ -125,7 +125,7 @@ def parse_facts(
             return parse_facts(plain(), where=f"the plain manifest beside {where}", hash_prefix=hash_prefix)
         reader = _Reader(members, manifest_id, where, len(body))
         reader.check_head()
-        return replace(CheckpointInfo.of(reader.facts(), manifest_id), leaf_count=len(reader.array("leaves")))
+        return CheckpointInfo.of(reader.facts(), manifest_id, leaf_count=len(reader.array("leaves")))
 
 
 def _unframe(data: bytes, where: str, hash_prefix: str) -> tuple[str, memoryview]:

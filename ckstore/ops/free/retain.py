@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 
 from ckstore.errors import BadInput, DamagedBlob, InUse, NoSuchRef
 from ckstore.fs import dirfd_stat, locks
-from ckstore.fs.dirfd_stat import with_open_parents
 from ckstore.model.best import metrics_there
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.reports.retention_report import RetentionReport, Skipped
@@ -18,7 +17,7 @@ from ckstore.model.settings.retention_plan import LACKS_METRIC, OVER_BUDGET, Can
 from ckstore.model.words import counted
 from ckstore.objects import reserve, trash
 from ckstore.objects.last_links import blobs_in
-from ckstore.objects.layout import BLOBS
+from ckstore.objects.layout import BLOBS, OpenRuns
 from ckstore.ops.api_calls import describe_os_error
 from ckstore.ops.check.validity import why_not_valid
 from ckstore.ops.config_file import BUDGET, StoreRules, rules_of
@@ -204,28 +203,28 @@ def _plan(
         unsure = [(entry.info, entry.relied_on) for entry in made.entries if entry.relied_on or not entry.keep]
         unsure = [(info, relied_on) for info, relied_on in unsure if (info.name, relied_on) not in looked_at]
         known_better = False
-        places = ((each, context.layout.checkpoint(each[0].key)) for each in unsure)
-        for (info, relied_on), path in with_open_parents(places):
-            looked_at.add((info.name, relied_on))
-            facts = history[info.name]
-            if relied_on:
-                if (damage := why_not_valid(context, info)) != facts.damage:
-                    facts = replace(facts, damage=damage)
-            elif trash.in_use(path):
-                facts = replace(facts, in_use=True)
-            if sure:
-                facts = _read(context, facts)
-            known_better |= facts is not history[info.name]
-            history[info.name] = facts
+        with context.layout.open_runs() as runs:
+            for info, relied_on in unsure:
+                looked_at.add((info.name, relied_on))
+                facts = history[info.name]
+                if relied_on:
+                    if (damage := why_not_valid(context, info)) != facts.damage:
+                        facts = replace(facts, damage=damage)
+                elif trash.in_use(runs.checkpoint(info.key)):
+                    facts = replace(facts, in_use=True)
+                if sure:
+                    facts = _read(context, facts, runs)
+                known_better |= facts is not history[info.name]
+                history[info.name] = facts
         if not known_better:
             return made
 
 
-def _read(context: Context, candidate: Candidate) -> Candidate:
+def _read(context: Context, candidate: Candidate, runs: OpenRuns) -> Candidate:
     """Return a candidate with the facts of its manifest and annotations. If they cannot be read, it will be kept."""
     info = candidate.info
     try:
-        true = as_in_manifest(context, info)
+        true = as_in_manifest(context, info, runs)
     except (FileNotFoundError, NotADirectoryError):  # another process has dropped it
         return candidate
     except DamagedBlob as error:

@@ -14,6 +14,7 @@ and ``reindex``, and by the first opening after a start of the machine.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import xxhash
@@ -46,9 +47,12 @@ _OF_MANIFEST = (
 )
 
 
-def facts_at(context: Context, place: CheckpointKey) -> CheckpointInfo:
-    """Return the facts in the manifest of a published checkpoint, without annotations and tags."""
-    path = context.layout.checkpoint(place)
+def facts_at(context: Context, place: CheckpointKey, path: StorePath | None = None) -> CheckpointInfo:
+    """Return the facts in the manifest of a published checkpoint, without annotations and tags.
+
+    `path` is its directory, which a caller of many reaches through the open directory of the run.
+    """
+    path = context.layout.checkpoint(place) if path is None else path
     facts = facts_in(context, path)
     if not place.fits(facts.run, facts.step, facts.id):
         raise DamagedBlob(f"{path}/{MANIFEST} says that it is {facts.name} with id {facts.id}")
@@ -78,11 +82,14 @@ def facts_in(context: Context, path: StorePath) -> CheckpointInfo:
     return facts
 
 
-def from_manifests(context: Context, info: CheckpointInfo) -> CheckpointInfo:
-    """Return `info` with the facts of its manifest, its annotations and its tags; repair its row if it is wrong."""
-    with context.layout.open_runs() as runs:
-        facts = facts_at(context, info.key)
-        found = as_it_is(context, runs, facts, info.tags)
+def from_manifests(context: Context, info: CheckpointInfo, runs: OpenRuns | None = None) -> CheckpointInfo:
+    """Return `info` with the facts of its manifest, its annotations and its tags; repair its row if it is wrong.
+
+    With `runs`, the caller of many does not open the directory of the run for each.
+    """
+    with context.layout.open_runs() if runs is None else nullcontext(runs) as opened:
+        facts = facts_at(context, info.key, opened.checkpoint(info.key))
+        found = as_it_is(context, opened, facts, info.tags)
     if not same_facts(found, info):
         _mend_if_wrong(context, facts)
     return found
