@@ -65,7 +65,7 @@ def read_pickle(data: bytes) -> Any:
     """Return the value of a pickle.
 
     It consists of dict, OrderedDict, Counter, defaultdict, list, tuple, set, frozenset, the scalars of Python, bytes,
-    and values of the classes in `pickle_values`. A container may be in several places, and may contain itself.
+    bytearray, and values of the classes in `pickle_values`. A container may be in several places, and may contain itself.
     """
     return read_first_pickle(data)[0]
 
@@ -227,7 +227,7 @@ class _Machine:
 
     def _new_object_ex(self) -> None:
         options, args, kind = self.pop(), self.pop(), self.pop()
-        # No known function is written with keyword arguments.
+        # No known function is pickled with keyword arguments.
         self._call(kind, args if type(options) is dict and not options else None)
 
     def _object(self) -> None:
@@ -250,7 +250,7 @@ class _Machine:
         parts = given[:_ARGUMENTS_MOST] if type(given) is tuple else (given,)
         self._copied_left -= sum(len(part) for part in parts if type(part) in _COPIED)
         if self._copied_left < 0:
-            refuse("the pickle", "at most a few copies of the pickle in calls and states", "more")
+            refuse("the pickle", "calls and states of at most a few times its size", "more")
 
     def _build(self) -> None:
         state, into = self.pop(), self._top()
@@ -265,7 +265,7 @@ class _Machine:
             return
         elif type(into) is not Unknown:
             # Any other object is changed by its state in ways that only its class knows.
-            self._replace(f"an object with a state of its own, on top of {name_of(into)},")
+            self._replace(f"an object of {name_of(into)} with a state of its own")
 
     _OPCODES: ClassVar[dict[str, Callable[[_Machine], object]]] = {
         "NONE": lambda self: self._push(None),

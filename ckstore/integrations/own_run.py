@@ -1,4 +1,4 @@
-"""Determine whether the training of a framework begins in its run or continues a checkpoint.
+"""Determine whether a training by a framework is new or continues a checkpoint.
 
 This module imports no framework.
 """
@@ -24,7 +24,7 @@ _HEAD_BYTES = 2**16
 
 
 def begin(store: Store, run: str | None) -> None:
-    """Begin a training. It continues no checkpoint of this process, except one set with `continue_from`."""
+    """Begin a training, which continues nothing that this process loaded or saved, unless `continue_from` is called."""
     if run == AUTO:
         # Each training has its own run. Its first save creates the run, so a rank that only loads creates none.
         store._auto_run = None  # noqa: SLF001 - see `Store.save`
@@ -39,7 +39,7 @@ def check_free(store: Store, run: str | None) -> None:
 
 
 def continue_directory(store: Store, run: str | None, directory: str | os.PathLike[str], step: int | None) -> None:
-    """Make a training continue the checkpoint of a directory. If the store lacks it, begin a training."""
+    """Make a training continue the checkpoint of a directory. If the store lacks it or is not asked, begin a training."""
     context, directory = context_of(store), Path(directory)
     if directory.name.startswith(RESUME_PREFIX) and is_loaded(store, run):
         return

@@ -27,13 +27,13 @@ from ckstore.objects.documents import marks
 from ckstore.objects.heal import Given, relink_everywhere
 from ckstore.objects.layout import BLOBS, MANIFEST, Layout
 
-# A try to offer a blob fails only if gc frees the canonical name at the same moment.
+# A try to offer a blob fails only if another process frees the canonical name at the same moment.
 _OFFER_TRIES = 20
 # A try to create the directory fails only if another process opens the store at the same moment and removes it as dead.
 _CREATE_TRIES = 20
 _TEMPORARY = "new-"
-# The number of newest checkpoints of a run whose owner is checked. They share the most blobs with a save, and checking
-# one costs one call.
+# The owner is checked for this many of the newest checkpoints of a run. They share the most blobs with a save, and each
+# check costs one call.
 _LOOKED_AT = 64
 _TRIED = 2
 _OTHER_RUNS = 32
@@ -97,11 +97,11 @@ class Staging:
             return False
         except FileExistsError:  # this save has claimed or written the blob before
             pass
-        # Check the own name after linking, since the canonical name may be replaced between a check and the link.
+        # Check the link that was made, since the canonical name may be replaced between a check of it and the link.
         return blobs.is_sound(mine, digest, nbytes, is_used=True)
 
     def claim_compared(self, digest: str, nbytes: int) -> bool:
-        """Claim a blob like `claim`, but read and compare all of it, because it replaces a good copy on a remote."""
+        """Claim a blob like `claim`, but read and compare all of it: the caller then does not download a good copy."""
         return self.claim(digest, nbytes) and blobs.is_right(self.path_of(digest), digest, nbytes)
 
     def _claim_own(self, digest: str, nbytes: int, mine: StorePath) -> bool:
@@ -208,7 +208,7 @@ class Staging:
 
     def heal_marked(self, checkpoints: Iterable[StorePath]) -> None:
         """Replace damaged or missing copies in these marked checkpoints by staged blobs."""
-        # A save claims only the canonical copy, which may be intact although a checkpoint has a separate, damaged copy.
+        # A save usually claims the canonical copy, which may be intact although a checkpoint has a separate, damaged copy.
         # Only staged blobs whose bytes were read and are right are used. If a checkpoint cannot be healed, its mark
         # remains, and this save does not fail.
         for checkpoint in checkpoints:
@@ -263,14 +263,14 @@ class Staging:
                 relink_everywhere(self.layout, digest, mine, self._temporary)
                 self._take_over(digest, mine)
             except FileNotFoundError:
-                # The missing name may be the own staging directory, which another process has treated as dead.
+                # The missing name may be the directory of this save, which another process has treated as dead.
                 if not self.lock.names(self.path):
                     msg = f"{self.path} was moved away during the save"
                     raise SaveFailed(msg, hint="another process assumed that this save was dead; save again") from None
                 links.make_directory(canonical.parent)
                 continue
             return True
-        msg = f"{canonical} was replaced by other processes {_OFFER_TRIES} times while this save linked its copy"
+        msg = f"{canonical} was removed by other processes {_OFFER_TRIES} times while this save linked its copy"
         raise SaveFailed(msg)
 
     def _link_of(self, canonical: StorePath) -> StorePath | None:
@@ -282,11 +282,11 @@ class Staging:
             return None
 
     def _beside_theirs(self, canonical: StorePath, digest: str, nbytes: int, mine: StorePath) -> None:
-        """Handle a canonical blob that cannot be linked: keep it if another user owns it, otherwise replace it."""
+        """Handle a canonical blob that cannot be linked: keep it if it is sound and of another user, otherwise replace it."""
         with contextlib.suppress(FileNotFoundError):  # gc has freed it
             if not blobs.is_sound(canonical, digest, nbytes):
                 relink_everywhere(self.layout, digest, mine, self._temporary)
-            # The owner of the canonical file continues to link to it, and this user links to the own copy.
+            # The owner of the canonical file continues to link to it, and this user links to the new copy.
             elif _owner(canonical) != os.geteuid():
                 return
         self._take_over(digest, mine)
@@ -297,7 +297,7 @@ class Staging:
             self.written.pop(digest, None)
 
     def _take_over(self, digest: str, mine: StorePath) -> None:
-        """Replace the canonical file, which is damaged or at its link limit, by the own copy."""
+        """Replace the canonical file, which is damaged or at its link limit, by the staged copy."""
         canonical = self._canonical(digest)
         links.make_directory(canonical.parent)  # it usually exists, but a power cut may have removed it
         links.replace_name(mine, canonical, self._temporary())
@@ -322,8 +322,7 @@ class Staging:
 
     def seal(self, manifest: bytes) -> None:
         """Write or replace the manifest, and make every name in the directory durable. Nothing may be added later."""
-        # No process reads the manifest before the directory is published, so the first one is written without a
-        # temporary name.
+        # Nothing reads the first manifest before the directory is published. A later one replaces it, so it is renamed.
         path = self._own / MANIFEST
         fresh = self._own / f"{_TEMPORARY}{MANIFEST}" if self._sealed else path
         self._sealed = True

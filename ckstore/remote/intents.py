@@ -1,4 +1,4 @@
-"""Intents: a push records the blobs that it needs before it checks the remote. Source: docs/format/remote-v1.md."""
+"""Intents: before a push checks the remote, it records which blobs it needs. Source: docs/format/remote-v1.md."""
 
 from __future__ import annotations
 
@@ -88,8 +88,8 @@ class Intent:
             "format": "ckstore-remote-intent",
             "version": 1,
             "blobs": list(self.digests),
-            # This is random for each write. Otherwise two writes could have equal bytes, and, at most services, the
-            # same version tag.
+            # This is random for each write. Otherwise two writes could have equal bytes, and most services would
+            # give them the same version tag.
             "change": uuid.uuid4().hex,
             "checkpoints": [
                 {**place._asdict(), **({"manifest": manifests[at].decode("ascii")} if manifests else {})}

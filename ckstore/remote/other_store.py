@@ -109,7 +109,7 @@ class StoreSource:
         return found
 
     def advance(self, place: Place, digest: str, offset: int, into: memoryview, old: OldPiece) -> None:
-        """Do nothing: a store in a directory has no differences to send."""
+        """Do nothing: only a remote with encoded blobs can send the difference from an older piece."""
 
     def read_into(self, place: Place, digest: str, offset: int, into: memoryview) -> int | None:
         """See `ckstore.remote.source.Source`."""

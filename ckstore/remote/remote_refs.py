@@ -22,7 +22,7 @@ from ckstore.remote.source import RemovedCheckpoint, Source
 def find_on_remote(source: Source, text: str, *, run: str | None, hash_prefix: str) -> Place:
     """Return the checkpoint that a ref names at a source.
 
-    `latest-valid` is the same as `latest`: all that is read from a source is verified.
+    `latest-valid` names the same as `latest`. No bytes are read here, and all that the caller reads is verified.
     """
     ref = parse_ref(text)
     tags = source.tags() if ref.kind == "tag" else {}
@@ -33,7 +33,7 @@ def find_on_remote(source: Source, text: str, *, run: str | None, hash_prefix: s
     if ref.kind in ("latest", "latest-valid"):
         ref = Ref(ref.run, "latest", "latest")
         return _newest(source, source.places("" if ref.run is None else f"{ref.run}/"), ref, hash_prefix)
-    if ref.kind in VERIFIED_KINDS:  # the others skip checkpoints because of facts in their manifests
+    if ref.kind in VERIFIED_KINDS:  # the remaining kinds skip a checkpoint because of facts in its manifest
         found = facts_of(source, source.places("" if ref.run is None else f"{ref.run}/"), hash_prefix)
         reasons = {place: why_skipped(ref.kind, info) for place, info in found.items()}
         chosen = [place for place, reason in reasons.items() if not reason]
@@ -57,14 +57,14 @@ def find_on_remote(source: Source, text: str, *, run: str | None, hash_prefix: s
 
 
 def _stub(place: Place) -> CheckpointInfo:
-    """Return the facts that a listing has. Steps replace the commit order, which decides what a message suggests."""
+    """Return the facts that a listing has. Its steps replace the commit order, which only affects suggestions."""
     return CheckpointInfo(place.id, place.run, place.step, place.step, "", 0, 0, 0, 0, "")
 
 
 def _resolved(
     source: Source, ref: Ref, found: Sequence[CheckpointInfo], tags: Mapping[str, Place] = MappingProxyType({})
 ) -> CheckpointInfo:
-    """Return the checkpoint that a ref names. An error names the source, because the store may have what it lacks."""
+    """Return the checkpoint that a ref names. Errors name the source, which may lack what the store has."""
     if not any(ref.run in (None, info.run) for info in found):
         raise _none_at(source, ref)
     try:

@@ -1,4 +1,4 @@
-"""Convert the bytes of floating-point elements to another dtype, as ``tensor.to(dtype)`` does."""
+"""Convert the bytes of floating-point elements to another dtype, with the same bits for each NaN."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class DtypeCast:
         """Return the bytes of whole elements in the new dtype."""
         if not data:
             return data
-        # torch warns of memory that it could write to.
+        # torch warns if memory is read-only, so it is copied.
         raw = torch.frombuffer(bytearray(data) if data.readonly else data, dtype=torch.uint8)
         # The format allows a tensor to begin at any byte of a storage, and torch needs aligned elements.
         values = (raw.clone() if raw.data_ptr() % self._found.itemsize else raw).view(self._found)
         out = values.to(self._wanted)
-        # torch gives a NaN other bits in the last elements of a block than in the others.
+        # torch gives a NaN bits that depend on its position: the last elements of a block are converted differently.
         is_nan = out.isnan()
         if is_nan.any():
             out.view(_BITS[self._wanted]).masked_fill_(is_nan, _NAN_BITS[self._wanted])

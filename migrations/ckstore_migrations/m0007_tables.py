@@ -1,4 +1,4 @@
-"""The schema: checkpoints, blobs, uses, pieces, tags, readings, and views for people.
+"""The schema: checkpoints, blobs, uses, candidates for gc, pieces, tags, the store, readings, and views for people.
 
 Reference counts are not stored, because they are the number of rows in `uses`. Sizes are in bytes.
 """

@@ -131,7 +131,7 @@ def test_a_pickle_takes_no_more_than_its_size(tmp_path: Path, monkeypatch: pytes
 
 @pytest.mark.parametrize("name", COPIES)
 def test_what_is_copied_again_and_again_is_refused(name: str) -> None:
-    with pytest.raises(Refused, match="a few copies of the pickle in calls and states"):
+    with pytest.raises(Refused, match="calls and states of at most a few times its size"):
         read_pickle(bombs(2_000)[name])
 
 

@@ -203,7 +203,7 @@ def test_the_error_for_a_place_without_a_remote_names_its_content(
     assert store.push(remote=memory.address).remote == "cold"
 
     assert unknown.value.hint == f"ckstore remote add NAME {memory.address}"
-    assert bare.value.hint == "the directory is ./other"
+    assert bare.value.hint == "for the directory, write ./other"
 
 
 def test_two_stores_share_a_remote(store: Store, tmp_path: Path, memory: Target) -> None:

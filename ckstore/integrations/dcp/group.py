@@ -87,7 +87,7 @@ class GroupMeeting(Meeting):
 
     @property
     def own_timeout_s(self) -> float:
-        """Seconds that a rank waits for its own disk. The other ranks wait longer, so that the group survives this."""
+        """Seconds that a rank waits for its own disk. This is less than the timeout of the group, which ends all ranks."""
         if self.is_alone:
             return math.inf
         try:
@@ -165,9 +165,9 @@ class GroupMeeting(Meeting):
 
     @contextmanager
     def failing_together(self) -> Iterator[None]:
-        """Convert a `CheckpointException` of torch, which is not an `Exception`, to an error of ckstore."""
-        # Errors that a rank raises arrive as a `CheckpointException`. Also convert the error of a backend that lost a
-        # rank.
+        """Convert a `CheckpointException` of torch, or the `RuntimeError` of a backend, to an error of ckstore."""
+        # Errors that a rank raises arrive as a `CheckpointException`, which is not an `Exception`. A backend that lost a
+        # rank raises a `RuntimeError`.
         try:
             yield
         except CheckpointException as error:
@@ -182,7 +182,7 @@ class GroupMeeting(Meeting):
         self._listen()
         deadline_s = time.monotonic() + _SEEN_TO_END_S
         # The kernel closes the connections of a process shortly before it reports its end. Until then, do not blame
-        # ranks that have not arrived yet. At a timeout, they are to blame.
+        # ranks that have not arrived yet. If the error is a timeout, do not wait, because these ranks caused it.
         while not (became := self.became()) and "imeout" not in str(error) and "imed out" not in str(error):
             if time.monotonic() >= deadline_s:
                 break
@@ -209,9 +209,9 @@ def error_of_all(act: str, error: CheckpointException) -> CkstoreError:
 
 
 def sendable(error: BaseException) -> Exception:
-    """Return the error, or a `CkstoreError` with the same reason if the other ranks may be unable to unpickle it."""
+    """Return the error if it can be sent to the other ranks, otherwise a `CkstoreError` with the same reason."""
     if isinstance(error, CkstoreError):
-        with suppress(Exception):  # an error whose causes have other classes
+        with suppress(Exception):  # the error has a cause that cannot be pickled
             pickle.dumps(error)
             return error
     return CkstoreError(reason_of(error))

@@ -52,8 +52,8 @@ class FileChange:
     Attributes:
         kind: ``added`` (only in the second checkpoint), ``removed`` (only in the first) or ``changed``.
         before, after: The file in the first and in the second checkpoint, or None if that checkpoint lacks it.
-        changed_bytes: Bytes of the second file in pieces that the first does not have. 0 if only the mode, the target
-            of a symlink or the recorded time differs.
+        changed_bytes: Bytes of a changed file in pieces that the first file does not have. 0 if only the mode, the
+            target of a symlink or the recorded time differs.
     """
 
     kind: FileChangeKind

@@ -1,4 +1,4 @@
-"""The rules for retrying a failed save, and for which failures may be temporary, without I/O."""
+"""The rules that decide which failures of a save may be temporary, and how the save is retried. It does no I/O."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class SavePatience:
 
 @dataclass(frozen=True, slots=True)
 class AskedPatience:
-    """The retries that a caller asks for. Values of None are taken from the settings of the store."""
+    """The retries that a caller asks for. `retries` and `wait_for_space_s` of None are taken from the settings."""
 
     retries: int | None = None
     wait_for_space_s: float | None = None
@@ -72,14 +72,14 @@ class AskedPatience:
             if value is not None and not (is_number and 0 <= value <= PATIENCE_MOST_S):
                 raise BadInput(f"{name} must be seconds from 0 to {PATIENCE_MOST_S:.0f}, got {shown(value)}")
 
-    def until(self, end_s: float) -> AskedPatience:
-        """Return the retry limits of a process that will be killed in `end_s` seconds (`math.inf` if it will not)."""
-        if end_s == math.inf or self.try_for_s is not None:
+    def until(self, left_s: float) -> AskedPatience:
+        """Return the retry limits of a process that will be killed in `left_s` seconds (`math.inf` if it will not)."""
+        if left_s == math.inf or self.try_for_s is not None:
             return self
-        return replace(self, try_for_s=max(0.0, end_s))
+        return replace(self, try_for_s=max(0.0, left_s))
 
     def over(self, settings: SavePatience) -> SavePatience:
-        """Return the retry limits of the save: these values, with those of `settings` in place of None."""
+        """Return the retry limits of the save. The settings have no `try_for_s`, which only a caller can set."""
         return SavePatience(
             settings.retries if self.retries is None else self.retries,
             settings.wait_for_space_s if self.wait_for_space_s is None else self.wait_for_space_s,

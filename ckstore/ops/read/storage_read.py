@@ -46,7 +46,7 @@ _SPARE_BYTES = 16 * 2**20  # additional memory for reading: buffers, threads, pa
 
 
 class StorageNames:
-    """The names, for messages, and the kinds of the values in the storages of a checkpoint; see `names_of`."""
+    """For each storage of a checkpoint, the name of its value, for messages, and its kind; see `names_of`."""
 
     def __init__(self, directory: CheckpointDirectory) -> None:
         self._names: dict[int, str] = {}
@@ -89,7 +89,7 @@ def read_storages(
     old: OldPieces | None = None,
     tally: Tally | None = None,
 ) -> None:
-    """Fill each memory with the bytes of its storage. Blobs are opened once and read by several threads.
+    """Fill each memory with the bytes of its storage. Several threads read the blobs.
 
     Args:
         directory: An open checkpoint.
@@ -295,7 +295,7 @@ def stream_storages(
 
 
 def _threads_for(directory: CheckpointDirectory, blobs: Sequence[Sequence[Part]]) -> int:
-    """Return the best number of threads. Several are faster from a disk, but not more than the cores from a cache."""
+    """Return the best number of threads: at most one for each core if the bytes are in the page cache."""
     if sum(map(_nbytes, blobs)) < _THREAD_FROM_BYTES:
         return 1
     with PieceReader(directory) as pieces:
@@ -344,7 +344,7 @@ def read_memories(
 def read_to_sink(
     directory: CheckpointDirectory, storages: Iterable[int], sink: TensorSink, *, verify: bool, tally: Tally
 ) -> dict[int, StorageMemory]:
-    """Read large torch storages directly into memory that a sink allocates, such as that of a device, if it does."""
+    """Read large torch storages directly into the memory of a sink, such as a device, if the sink allocates it."""
     names = names_of(directory)
     records = directory.manifest.storages
     sizes = {

@@ -1,4 +1,4 @@
-"""Find the process that saved a checkpoint in the journal of events, so that the error `StepExists` can name it."""
+"""Search the journal of events for the process that saved a checkpoint, which the error `StepExists` then names."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from ckstore.remote.service.abilities import Abilities
 from ckstore.remote.service.target import Target
 
 MEMBER = "remotes"
-# A slash would make the name a path, and a dash at its beginning would make it an option.
+# A slash would make the name a path, a dash at its beginning an option, and a dot there a hidden file.
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}\Z")
 
 
@@ -30,7 +30,7 @@ class RemoteEntry:
     Attributes:
         name: Its name for users.
         target: Where it is.
-        uuid: The uuid of the remote, or of the store.
+        uuid: The uuid of the remote, or of the other store that it is.
         abilities: The features of its service, according to a probe. None for a store, which is not probed.
     """
 
@@ -74,7 +74,7 @@ def entry_named(layout: Layout, name: str) -> RemoteEntry:
         return found[name]
     names = ", ".join(found)
     if name and os.path.isdir(name):  # noqa: PTH112 - as the caller wrote it
-        raise NoSuchRemote(f"the store {layout.path} has no remote {name!r}", hint=f"the directory is ./{name}")
+        raise NoSuchRemote(f"the store {layout.path} has no remote {name!r}", hint=f"for the directory, write ./{name}")
     if not found:
         raise NoSuchRemote(f"the store {layout.path} has no remote", hint="ckstore remote add NAME s3://BUCKET/PREFIX")
     if not name:
@@ -98,7 +98,11 @@ def check_takes_pushes(entry: RemoteEntry) -> None:
     abilities = entry.abilities
     if abilities is None or (abilities.writes and abilities.lists_writes):
         return
-    why = "it cannot be written with the credentials of the probe" if not abilities.writes else "it lists writes late"
+    why = (
+        "it cannot be written with the credentials of the probe"
+        if not abilities.writes
+        else "new objects are not listed at once"
+    )
     raise RemoteError(f"{entry.name} cannot be pushed to: {why}", hint=f"ckstore remote probe {entry.name}")
 
 

@@ -48,7 +48,7 @@ class RemoteVerifyReport:
         read_count, checked_bytes: Number and size of those that were read back and compared with their digests.
         damage: The missing and damaged objects.
         sample: The fraction of the blobs that was chosen to be read, from 0 to 1.
-        mode: ``full``, ``sampled`` (also with a budget) or ``quick``.
+        mode: ``full``, ``quick``, or ``sampled``, which is also the mode of a call with a budget.
         in_time: False if the budget ended before all chosen blobs were read.
     """
 
