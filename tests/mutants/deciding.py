@@ -163,7 +163,7 @@ DECIDING = [
         "dropped checkpoints, and those that outrank them, are read from the manifests",
         "rows-drop",
         "_plan",
-        "            if sure:\n                facts = _read(context, facts)\n",
+        "                if sure:\n                    facts = _read(context, facts, runs)\n",
         "",
         f"{_ROWS}::test_retention_keeps_the_best_whatever_the_metrics_of_a_row_are",
         "assert",
