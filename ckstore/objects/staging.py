@@ -208,9 +208,9 @@ class Staging:
 
     def heal_marked(self, checkpoints: Iterable[StorePath]) -> None:
         """Replace damaged or missing copies in these marked checkpoints by staged blobs."""
-        # A save usually claims the canonical copy, which may be intact although a checkpoint has a separate, damaged copy.
-        # Only staged blobs whose bytes were read and are right are used. If a checkpoint cannot be healed, its mark
-        # remains, and this save does not fail.
+        # A save usually claims the canonical copy, which may be intact although a checkpoint has a separate, damaged
+        # copy. Only staged blobs whose bytes were read and are right are used. If a checkpoint cannot be healed, its
+        # mark remains, and this save does not fail.
         for checkpoint in checkpoints:
             try:
                 for digest in marks.blobs_of(checkpoint):
