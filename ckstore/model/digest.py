@@ -83,7 +83,8 @@ def is_digest(text: object) -> bool:
 
 def fan_out(digest: str) -> str:
     """Return the directory of a blob below ``blobs/``, the first two hexadecimal digits."""
-    # The canonical path of each blob is made with this function. A digest such as "../.." from a manifest must not become a path.
+    # The canonical path of each blob is made with this function. A digest such as "../.." from a manifest must not
+    # become a path.
     if not is_digest(digest):
         raise BadInput(f"the name of a blob must be a digest such as xxh3-0123…, got {digest!r}")
     return digest.partition("-")[2][:2]
