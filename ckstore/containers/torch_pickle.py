@@ -65,7 +65,8 @@ def read_pickle(data: bytes) -> Any:
     """Return the value of a pickle.
 
     It consists of dict, OrderedDict, Counter, defaultdict, list, tuple, set, frozenset, the scalars of Python, bytes,
-    bytearray, and values of the classes in `pickle_values`. A container may be in several places, and may contain itself.
+    bytearray, and values of the classes in `pickle_values`. A container may be in several places, and may contain
+    itself.
     """
     return read_first_pickle(data)[0]
 

@@ -39,7 +39,7 @@ def check_free(store: Store, run: str | None) -> None:
 
 
 def continue_directory(store: Store, run: str | None, directory: str | os.PathLike[str], step: int | None) -> None:
-    """Make a training continue the checkpoint of a directory. If none is found in the store, begin a training."""
+    """Make a training continue the checkpoint of a directory. Begin one if the store does not have it."""
     context, directory = context_of(store), Path(directory)
     if directory.name.startswith(RESUME_PREFIX) and is_loaded(store, run):
         return

@@ -87,7 +87,7 @@ class GroupMeeting(Meeting):
 
     @property
     def own_timeout_s(self) -> float:
-        """Seconds that a rank waits for its own disk. This is less than the timeout of the group, which ends all ranks."""
+        """Seconds that a rank waits for its own disk, less than the timeout of the group, which ends all ranks."""
         if self.is_alone:
             return math.inf
         try:
@@ -166,8 +166,8 @@ class GroupMeeting(Meeting):
     @contextmanager
     def failing_together(self) -> Iterator[None]:
         """Convert a `CheckpointException` of torch, or the `RuntimeError` of a backend, to an error of ckstore."""
-        # Errors that a rank raises arrive as a `CheckpointException`, which is not an `Exception`. A backend that lost a
-        # rank raises a `RuntimeError`.
+        # Errors that a rank raises arrive as a `CheckpointException`, which is not an `Exception`. A backend that lost
+        # a rank raises a `RuntimeError`.
         try:
             yield
         except CheckpointException as error:
