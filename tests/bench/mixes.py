@@ -35,7 +35,7 @@ from tests.bench.sizes import size
 
 _MIB = 2**20
 _PART_BYTES = 8 * _MIB
-_MIXES = ("medium", "small", "large")
+MIXES = ("medium", "small", "large")
 _BUSY_COUNT = 2
 _TIMEOUT_S = 900.0
 _DCP: Any = importlib.import_module("torch.distributed.checkpoint")  # its names are not exported
@@ -225,8 +225,8 @@ def rows(mix: str, found: Mapping[bool, Seconds]) -> Iterator[str]:
 def main() -> None:
     """Measure, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--mix", choices=_MIXES, help="only this one")
-    parser.add_argument("--one", choices=_MIXES, help="measure one round in this process")
+    parser.add_argument("--mix", choices=MIXES, help="only this one")
+    parser.add_argument("--one", choices=MIXES, help="measure one round in this process")
     parser.add_argument("--dir", type=Path, default=Path("build"), help="where to save")
     parser.add_argument("--size", type=size, default=2**30, help="of the state")
     parser.add_argument("--rounds", type=int, default=3, help="without and with other load (default: 3)")
@@ -238,7 +238,7 @@ def main() -> None:
         "| Mix | Act | quiet, s (processor) | share of | × best peer | busy, s (processor) | share of | × best peer |"
     )
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
-    for mix in [options.mix] if options.mix else _MIXES:
+    for mix in [options.mix] if options.mix else MIXES:
         for row in rows(mix, measure(mix, options.dir, options.size, options.rounds)):
             print(row, flush=True)
 
