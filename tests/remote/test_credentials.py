@@ -288,3 +288,42 @@ def _wait(holds: Callable[[], bool], what: str) -> None:
     while not holds():
         assert time.monotonic() < deadline, what
         time.sleep(0.05)
+
+
+def _no_boto3(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.setitem(sys.modules, "obstore.auth.boto3", None)  # an import of it fails
+
+
+def test_a_profile_without_boto3_is_an_error_that_names_it(
+    tmp_path: Path, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Without an error, the credentials of the machine's role would be used, which may be those of another account.
+    _no_boto3(monkeypatch)
+    monkeypatch.setenv("AWS_PROFILE", "team")
+    store = Store.init(tmp_path / "store")
+
+    with pytest.raises(
+        RemoteDenied, match="the profile AWS_PROFILE=team is read with boto3, which is not installed"
+    ) as no:
+        store.remotes.add("cold", service.target("run").address, endpoint=service.target().endpoint)
+
+    assert "pip install boto3" in str(no.value.hint)
+    check_store(store.path)
+
+
+def test_a_file_of_credentials_that_is_not_read_is_named_by_a_refusal(
+    tmp_path: Path, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The engine then asks the service of roles of the machine, whose error says nothing of the file.
+    _with_token(monkeypatch, service, tmp_path)
+    monkeypatch.setitem(sys.modules, "obstore.auth.boto3", None)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".aws").mkdir()
+    (tmp_path / ".aws" / "credentials").write_text("[default]\n", encoding="ascii")
+    service.habits.keys = frozenset({NEW})
+
+    with pytest.raises(RemoteDenied) as refused:
+        ServiceObjects(service.target("run")).get("x", 10)
+
+    assert str(refused.value.hint).endswith("; ~/.aws is not read, since boto3 is not installed: pip install boto3")

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from ckstore.errors import BadInput, MissingExtra, RemoteDenied, RemoteError
-from ckstore.remote.service.engine_errors import credentials_hint, scrubbed
+from ckstore.model.words import printable
+from ckstore.remote.service.engine_errors import credentials_hint, has_aws_folder, scrubbed
 from ckstore.remote.service.target import Target, check_endpoint
 
 # `timeout` is for the whole request with its body, for example a blob of 2 GiB at 4 MB/s. A stalled connection is given
@@ -133,6 +134,8 @@ def _make(target: Target, options: Mapping[str, str]) -> tuple[Any, Any]:
     failure: RemoteError | None = None
     try:
         return _client(target, _RETRIES, options), _client(target, 0, options)
+    except RemoteDenied:
+        raise
     except Exception as error:  # noqa: BLE001 - the engine's errors have no common base for wrong settings
         hint = "check the address, and the environment variables for this service"
         failure = RemoteError(f"{target} cannot be used: {scrubbed(str(error))}", hint=hint)
@@ -179,13 +182,18 @@ def _s3_credentials() -> dict[str, Any]:
     """Return the provider for profiles and single sign-on, if it is installed and configured."""
     if os.environ.get("AWS_ACCESS_KEY_ID") or os.environ.get("AWS_WEB_IDENTITY_TOKEN_FILE"):
         return {}
-    profile = os.environ.get("AWS_PROFILE") or os.path.exists(os.path.expanduser("~/.aws"))  # noqa: PTH110, PTH111
-    if not profile:
+    profile = os.environ.get("AWS_PROFILE")
+    if not profile and not has_aws_folder():
         return {}
     try:
         from obstore.auth.boto3 import Boto3CredentialProvider
-    except ImportError:
-        return {}
+    except ImportError as error:
+        if not profile:  # the credentials may come from a role; a refusal names the folder
+            return {}
+        # The engine would use a role instead, which may belong to another account.
+        msg = f"the profile AWS_PROFILE={printable(profile)} is read with boto3, which is not installed"
+        hint = "pip install boto3, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+        raise RemoteDenied(msg, hint=hint) from error
     return {"credential_provider": Boto3CredentialProvider()}
 
 

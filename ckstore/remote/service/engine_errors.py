@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 
@@ -49,6 +50,8 @@ _DENIED_CODES = (
     "InvalidToken",
     "TokenRefreshRequired",
 )
+_ROLES = "://169.254.169.254/"
+"""Where a machine at AWS, and at some others, gets the credentials of its role."""
 _FILES = {
     "s3": ("AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", "AWS_SHARED_CREDENTIALS_FILE"),
     "gs": ("GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_PATH"),
@@ -60,10 +63,26 @@ _FILES = {
 def credentials_hint(target: Target) -> str:
     """Return what to check after a refusal. It names the variables and files from which credentials may come."""
     files = [f"{name}={os.environ[name]}" for name in _FILES.get(target.scheme, ()) if os.environ.get(name)]
+    unread = ""
     if target.scheme == "s3" and os.environ.get("AWS_ACCESS_KEY_ID"):
         files = ["AWS_ACCESS_KEY_ID"]
+    elif target.scheme == "s3" and has_aws_folder() and not _is_installed("obstore.auth.boto3"):
+        unread = "; ~/.aws is not read, since boto3 is not installed: pip install boto3"
     where = printable(f"in {' and '.join(files)}") if files else "in the environment, the profile or the role"
-    return f"check the credentials of this process {where}; they are read again after each refusal"
+    return f"check the credentials of this process {where}; they are read again after each refusal{unread}"
+
+
+def has_aws_folder() -> bool:
+    """Whether this user has the folder in which the tools of AWS keep credentials."""
+    return os.path.exists(os.path.expanduser("~/.aws"))  # noqa: PTH110, PTH111
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        importlib.import_module(module)
+    except ImportError:
+        return False
+    return True
 
 
 def scrubbed(text: str) -> str:
@@ -102,9 +121,11 @@ def translated(error: BaseException | None, what: str, target: Target) -> Remote
     code = _CODE.search(text)
     if (code is not None and code[1] in _FULL_CODES) or number == "507":
         return RemoteFull(f"{where} was refused, since the bucket is full: {said}", hint=_FULL_HINT)
-    is_denied = name in ("PermissionDeniedError", "UnauthenticatedError") or number in ("401", "403")
+    is_denied = name in ("PermissionDeniedError", "UnauthenticatedError") or number in ("401", "403") or _ROLES in text
     if is_denied or (code is not None and code[1] in _DENIED_CODES):
-        return RemoteDenied(f"{where} was refused: {said}", hint=credentials_hint(target))
+        # If the engine finds no credentials, it asks for those of a role of the machine.
+        denied = "was not sent without credentials" if _ROLES in text else "was refused"
+        return RemoteDenied(f"{where} {denied}: {said}", hint=credentials_hint(target))
     if is_missing(error):
         return RemoteError(f"{where} failed, since it does not exist: {said}", hint="check that the bucket exists")
     if "object with invalid path" in text:  # the engine stops a listing at such a name
