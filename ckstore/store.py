@@ -1322,7 +1322,8 @@ class Store:
                 also raises this if the checkpoint is not the state dict of a model, or has a tensor that cannot be
                 converted to `dtype`.
             InUse: Another process publishes to the directory.
-            NoSuchRef: `ref` names no checkpoint, although the run has some. The iteration raises this.
+            NoSuchRef: After `timeout_s`, `ref` names no checkpoint, although the run has some. The iteration raises
+                this. Until then it waits, with one `CkstoreWarning`.
             DamagedBlob, InsufficientSpace: The iteration raises these. The next call of ``next`` tries again. If the
                 version already appeared, it returns that version.
             MissingExtra: `zstandard` is not installed, or `torch`, which `dtype` needs.

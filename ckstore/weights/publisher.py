@@ -103,6 +103,7 @@ class WeightPublisher:
         self._bring = bring
         self._published: ModelWeights | None = None  # those of the newest version, if its checkpoint still exists
         self._added: tuple[tuple[UserFile, ...], str] = ((), "")  # the files to add at the last check, and their digest
+        self._unresolved: NoSuchRef | None = None  # why the ref names no checkpoint now, although the run has some
         self._closed = False
         self._in_use = threading.Lock()
         newest_one = self.newest
@@ -124,6 +125,7 @@ class WeightPublisher:
 
         Raises:
             StopIteration: There was nothing to publish for `timeout_s`, or `close` was called.
+            NoSuchRef: After `timeout_s`, the ref names no checkpoint, although the run has some.
             CkstoreError: The checkpoint cannot be published.
         """
         deadline_s = math.inf if self._options.timeout_s is None else time.monotonic() + self._options.timeout_s
@@ -136,6 +138,8 @@ class WeightPublisher:
                     again_s = time.monotonic() + self._options.poll_s
                     if again_s > deadline_s:
                         self._closed = True
+                        if self._unresolved is not None:
+                            raise self._unresolved
                         break
                     self._wait(again_s)
         finally:
@@ -172,11 +176,14 @@ class WeightPublisher:
                     # One that appeared, although an error kept it from the caller, is returned now.
                     return self._directory.version_of(last) if last.version > self._told else None
             directory = open_directory(self._context, self._options.ref)
-        except NoSuchRef:
-            # A ref that names nothing although there are checkpoints is a wrong one.
-            if self._options.ref == "latest" or newest(self._context, self.run) is None:
-                return None
-            raise
+        except NoSuchRef as error:
+            # The ref may be wrong, or name a checkpoint later: `best:reward` after the first evaluation.
+            if self._options.ref != "latest" and newest(self._context, self.run) is not None:
+                if self._unresolved is None:
+                    warn(f"nothing is published to {self.path} until {self._options.ref} names a checkpoint: {error}")
+                self._unresolved = error
+            return None
+        self._unresolved = None
         info = info_of(self._context, directory.manifest, directory.manifest_id)
         if info.run != self.run:
             directory.close()

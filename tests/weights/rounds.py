@@ -122,6 +122,9 @@ def main(folder: Path, rounds: int, seed: int) -> None:
     (base / "config.json").write_text("{}")
     with Store.init(path) as store:
         store.config.retention = RetentionPolicy(keep_last=3)
+        # On a very busy machine, every trainer may be killed before its first save.
+        zeros = {name: torch.zeros(_SIZE, dtype=torch.bfloat16) for name in ("a.weight", "b.weight")}
+        store.save({"model": signed(zeros, 0)}, 0, _RUN)
     # Once here, so that all modules are imported before the forks.
     with Store.init(folder / "warm") as warm:
         warm.save({"model": signed({"a.weight": torch.ones(2), "b.weight": torch.ones(2)}, 1)}, 1, _RUN)

@@ -10,6 +10,7 @@ import os
 import shutil
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -382,9 +383,37 @@ def test_a_ref_other_than_latest(store: Store, tmp_path: Path, base: Path) -> No
         store.save({"model": model(step)}, step, "policy", metrics={"reward": reward})
     (version,) = publish(store, out, base, ref="best:reward")
     assert version.step == 2
-    with pytest.raises(NoSuchRef, match="nonesuch"):
+    with (
+        pytest.raises(NoSuchRef, match="nonesuch"),
+        pytest.warns(CkstoreWarning, match="nothing is published to .*out until nonesuch names a checkpoint"),
+    ):
         publish(store, out, base, ref="nonesuch")
     assert newest_version(out) == 1
+
+
+@pytest.mark.parametrize("ref", ["best:reward", "latest-healthy", "chosen"])
+def test_a_ref_that_names_nothing_yet_is_waited_for(store: Store, tmp_path: Path, base: Path, ref: str) -> None:
+    # Evaluators add the metric after the save, and a tag can be set later.
+    out, weights = tmp_path / "out", model()
+    bad = {name: torch.full_like(value, torch.nan) for name, value in weights.items()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CkstoreWarning)
+        store.save({"model": bad}, 1, "policy")
+
+    def later() -> None:
+        with Store.open(store.path) as other:
+            other.save({"model": weights}, 2, "policy")
+            other.annotate("policy@2", metrics={"reward": 1.0})
+            other.tag("chosen", "policy@2")
+
+    with store.publish("policy", out, select="model", add=[base], ref=ref, timeout_s=60, poll_s=0.02) as publisher:
+        timer = threading.Timer(0.3, later)
+        timer.start()
+        with pytest.warns(CkstoreWarning, match="until .* names a checkpoint") as told:
+            assert next(publisher).step == 2
+        timer.join()
+    assert len([one for one in told if "names a checkpoint" in str(one.message)]) == 1
+    check_store(store.path)
 
 
 def test_one_publisher_of_a_directory_and_one_run(store: Store, tmp_path: Path, base: Path) -> None:
