@@ -1,4 +1,4 @@
-"""Calls of the public methods: their errors, and the rule that a thread makes one call of a store at a time.
+"""Wrap the public methods: convert their errors, and let a thread make only one call of a store at a time.
 
 A signal handler, a ``__del__`` or a callback can call a store while its thread is inside another call of the same
 store. The new call would wait for locks that its own thread holds, so it is refused at once, before it takes a lock.
@@ -81,7 +81,7 @@ def api_call(method: Callable[P, R]) -> Callable[P, R]:
 
 
 def api_call_in_memory(method: Callable[P, R]) -> Callable[P, R]:
-    """Make a method of a store a call as `api_call`, without a system call: only the paths of stores are compared."""
+    """Do the same as `api_call` for a method of a store, without a system call: only paths of stores are compared."""
     return _as_act(method, lambda first: (first.path,))
 
 
@@ -132,7 +132,7 @@ def places_of(root: Path) -> tuple[object, ...]:
 
 
 def _places(first: Any) -> tuple[object, ...]:
-    own: tuple[object, ...] = places_of(first) if isinstance(first, Path) else first._act_places()  # noqa: SLF001 - see `act`
+    own: tuple[object, ...] = places_of(first) if isinstance(first, Path) else first._act_places()  # noqa: SLF001 - see `api_call`
     return own
 
 

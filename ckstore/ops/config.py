@@ -213,8 +213,8 @@ class StoreConfig:
     health_share = _plain(config_file.HEALTH_SHARE)
     """The share of new data in which a save counts values that are not finite. 0 means none, 1 means all of it.
 
-    A share below 1 applies to tensors above 2 MiB. At least 2 MiB of every chunk are checked, a different part in each
-    save. If that part has such a value, the whole tensor is counted. `CheckpointInfo.unhealthy` and
+    A share below 1 applies to chunks above 2 MiB: this share of each of them is checked, a different part in each save.
+    If that part has such a value, the whole tensor is counted. `CheckpointInfo.unhealthy` and
     `CheckpointInfo.unchanged` have the results; with 0 neither is known. Default: 0.0625.
     """
 
@@ -249,8 +249,8 @@ class StoreConfig:
     """Whether other hosts use the store. If None, this is detected from the filesystem, as ``ckstore doctor`` shows.
 
     Use True for a filesystem that ckstore does not know to be shared, and False for one that only this host uses, such
-    as some FUSE filesystems. With False, dropped data is freed at once, and data that other hosts have open is lost. It
-    applies to stores that are opened afterwards: set it before other hosts open the store. Default: None.
+    as some FUSE filesystems. With False, dropped data is freed at once, and data that other hosts have open is lost. A
+    change applies to stores that are opened afterwards: set it before other hosts open the store. Default: None.
     """
 
     threads = _plain(config_file.THREADS)
@@ -295,26 +295,27 @@ class StoreConfig:
     keep_local = _policy(config_file.KEEP_LOCAL)
     """Which checkpoints keep their local data. If None, all do.
 
-    After a push, others that the mirror has are evicted from the store, as by `evict`: they remain listed, and reads
-    download the data that they need. Checkpoints without local data do not count, and a tagged or pinned one keeps its
-    data.
+    After a push, other checkpoints that the mirror has are evicted from the store, as by `evict`: they remain listed,
+    and reads download the data that they need. The policy does not count checkpoints without local data, and a tagged
+    or pinned one keeps its data.
     """
 
     keep_remote = _policy(KEEP_REMOTE)
     """Which checkpoints the mirror keeps, in the runs of this store. If None, all of them.
 
-    Others are removed from it, and `Remotes.prune` deletes their blobs after its grace period. Those without local data
-    are also dropped locally. Superseded checkpoints are also removed. Tagged and pinned checkpoints, in the store or on
-    the mirror, and the newest of each run are kept. Until a checkpoint that this policy keeps has been pushed, no
-    policy drops it locally. Only a save without room may drop it.
+    Other checkpoints are removed from the mirror, and `Remotes.prune` deletes their blobs after its grace period. Those
+    without local data are also dropped locally. Superseded checkpoints are also removed. Tagged and pinned checkpoints,
+    in the store or on the mirror, and the newest of each run are kept. Until a checkpoint that this policy keeps has
+    been pushed, no policy drops it locally. Only a save without room may drop it.
     """
 
     compact_after = _plain(config_file.COMPACT_AFTER)
     """The age at which a checkpoint is compacted automatically: ``12h``, ``7d`` or seconds. If None, never.
 
-    A separate process does it, with a share of one processor, at a lower priority than the training. A save starts it,
-    at most every ten minutes, and it ends when no work is left. Tags, pins and `compact_keep` apply. It requires
-    ``ckstore[compact]``, and so does reading compacted checkpoints. `Store.compact` works without this. Default: None.
+    A separate process compacts, with a share of one processor, at a lower priority than the training. A save starts
+    the process, at most every ten minutes, and it ends when no work is left. Tags, pins and `compact_keep` apply. It
+    requires ``ckstore[compact]``, and so does reading compacted checkpoints. `Store.compact` works without this.
+    Default: None.
     """
 
     compact_share = _plain(config_file.COMPACT_SHARE)

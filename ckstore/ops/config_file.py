@@ -1,4 +1,4 @@
-"""The file ``config.json``: reading its settings, and changing one. Callers use `config.StoreConfig`."""
+"""Read the settings in ``config.json``, and change one of them. Users do this with `config.StoreConfig`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ BY_RUN: Final = "retention_by_run"
 BUDGET: Final = "budget"
 SET_BY: Final = "set_by"
 """The member with the user ids of those who set rules, by `RETENTION`, `MAKE_ROOM`, `BUDGET`, or a name in `BY_RUN`."""
-# The limit protects from a mistyped number, since each thread uses 2 MiB of private memory in a save.
+# The limit protects against a mistyped number, since each thread uses 2 MiB of private memory in a save.
 THREADS_MOST = 256
 # The maximum size of the file, which usually has some hundred bytes. A larger file is not read into memory.
 _MAX_BYTES = 2**20

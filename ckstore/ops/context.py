@@ -115,7 +115,7 @@ class Evictor(Protocol):
 
 
 class SaveWatch:
-    """The observer of a save, which calls it from several threads. This class ignores all calls.
+    """The observer of a save. The save calls it from several threads. This class ignores everything that it notes.
 
     Subclasses inform the trainer of a background saver, or coordinate several ranks.
     """
@@ -408,7 +408,7 @@ class Subscriber(NamedTuple):
     told: Callable[[Publication], Sequence[str]]  # returns notes for the user
     of_caller: bool = False  # also called in the process of the caller if a saver or another rank published
     # Returns members for the metadata of a save that begins in this thread, if the caller has not given them. It is
-    # called in the process of the caller, without I/O, and does not raise. Of several ranks, the first one calls it.
+    # called in the process of the caller, without I/O, and does not raise. If there are ranks, only the first calls it.
     facts: Callable[[], Mapping[str, Any]] | None = None
 
 

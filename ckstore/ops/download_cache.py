@@ -1,7 +1,7 @@
 """The download cache for reads of evicted checkpoints, in ``remotes/.cache/``. Source: docs/format/v1.md.
 
-Each file has one range of a blob. Readers compare cached bytes as if they came from the remote, and any process may
-remove them at any time. The cache holds nothing of a checkpoint whose data is local.
+Each file has one range of a blob. Readers verify cached bytes like those from a remote, and any process may remove
+files at any time. The cache holds nothing of a checkpoint whose data is local.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _kept(layout: Layout) -> list[tuple[str, os.stat_result]]:
 
 
 def limit_bytes(layout: Layout, kept_bytes: int) -> int:
-    """Return the limit of the cache: the setting, or a tenth of the disk, but at most half of the free space."""
+    """Return the limit: the setting, or a tenth of the disk, but at most half of the space free without the cache."""
     wanted = setting_of(layout, CACHE_BYTES)
     room = dirfd_stat.free_space(layout.path)
     share = room.total_bytes // _DISK_SHARE if wanted is None else wanted

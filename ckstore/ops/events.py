@@ -101,7 +101,7 @@ def journal_stamp(layout: Layout) -> tuple[int, int]:
     try:
         with files.opened_regular(layout.root / EVENTS) as fd:
             found = os.fstat(fd)
-    # The mirror process calls this function and must continue, even if there is another kind of file in its place.
+    # The mirror process calls this function, and must continue even if the journal is not a regular file.
     except (OSError, CkstoreError):
         return 0, 0
     return found.st_ino, found.st_size

@@ -141,7 +141,7 @@ def open_checked(context: Context, path: StorePath, *, timeout_s: float = 10.0) 
 def remember(
     context: Context, lock: locks.DirectoryLock, entries: Iterable[MarkEntry], *, distrust: bool = True
 ) -> bool:
-    """Mark the checkpoint whose directory is locked as damaged, and return whether this was possible.
+    """Write a mark of damage into the locked directory of a checkpoint, and return whether this was possible.
 
     With `distrust`, the times of the blobs are also changed, so that no save reuses them, and saving the same bytes
     again heals them. No `OSError` is raised, since it would hide the damage.
@@ -170,7 +170,7 @@ def remember(
 def _withdraw(layout: Layout, digest: str, lock: locks.DirectoryLock) -> None:
     """Remove the canonical name of a damaged blob if its file belongs to another user.
 
-    Only the owner of a file can change its time, and without that, saves would reuse the blob by this name.
+    Only the owner of a file can change its time. If the time is unchanged, saves would reuse the blob by this name.
     """
     canonical = layout.blob(digest)
     damaged, offered = dirfd_stat.find(lock.inside / BLOBS / digest), dirfd_stat.find(canonical)

@@ -118,12 +118,12 @@ class Verifier:
     ) -> tuple[VerifyOrder, list[Damage]] | None:
         """Check one checkpoint, and mark it or remove its mark; return its place in the order, and its damage.
 
-        Return None if the checkpoint was removed, is `locked`, or is closed to this user.
+        Return None if the checkpoint was removed, is `locked`, or cannot be read by this user.
 
         Args:
             key: The checkpoint.
-            only: The copies to read. Missing blobs and wrong sizes are always reported. With `only`, a mark is never
-                removed. If `only` is a mapping, the copies with the least values are read first.
+            only: The copies to read. If None, all. Missing blobs and wrong sizes are always reported. With `only`, a
+                mark is never removed. If `only` is a mapping, the copies with the lowest values are read first.
         """
         try:
             found = self._checkpoint(key, only)

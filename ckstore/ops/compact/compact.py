@@ -92,10 +92,10 @@ class _Compaction:
         self._note_others(plan)
 
     def _note_others(self, plan: CompactionPlan) -> None:
-        """Settle the blobs of checkpoints that are not compacted in their present form, since their files are kept."""
+        """Settle the present form of the blobs of checkpoints that are not compacted, since their files are kept."""
         mine = {entry.info.key.any_generation for entry in plan.compacted}
         shares = {entry.info.key for entry in plan.entries if entry.shares}
-        # A former generation is dropped soon, so a blob that only it has plain need not remain plain.
+        # A former generation is dropped soon, so a blob that is plain only there need not remain plain.
         latest: dict[CheckpointKey, CheckpointKey] = {}
         for key, _ in self._context.layout.published():
             first = key.any_generation
@@ -108,8 +108,8 @@ class _Compaction:
                     manifest = directory.manifest
                     self._orphans.note(manifest)
                     if key in shares:
-                        # Keep those plain blobs of which the checkpoint needs a good part. The others are replaced by
-                        # the encoded forms of older checkpoints.
+                        # Keep the plain blobs that count as the checkpoint's own. Its other blobs are replaced by the
+                        # encoded forms that older checkpoints have.
                         self._forms.keep_plain(
                             blob for blob in own_blobs(manifest) if manifest.form.has_file(blob.digest)
                         )

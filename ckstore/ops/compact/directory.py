@@ -116,7 +116,7 @@ class BaseCheckpoints:
         self.drop_unused(name)
 
     def drop_unused(self, name: str) -> None:
-        """Close a base if no other checkpoint is encoded against it."""
+        """Close a base if no further checkpoint of the plan will be encoded against it."""
         if not self._uses_left[name]:
             self._drop(name)
 

@@ -106,7 +106,7 @@ class EncodingTable:
 
         The blob must not be in the chain of the bases, and the chain must not be too long or too large.
 
-        `masters` are the blobs of which it is a copy. A load reads them anyway, so their plain sizes are added to the
+        `masters` are the blobs of which this blob is a copy. A load reads them anyway, so their plain sizes raise the
         limit.
         """
         path = self.path(bases)
@@ -213,7 +213,7 @@ class EncodingPlanner:
         self._forms.keep_plain([blob])
 
     def _keep_over_hole(self, manifest: Manifest, blob: BlobRecord) -> bool:
-        """Keep the present form of a blob, whose bases are orphans, if no other base is near enough.
+        """Keep the present form of a blob whose bases may be orphans, if that form is small enough.
 
         Returns:
             Whether the present form was kept.
@@ -234,7 +234,7 @@ class EncodingPlanner:
         return self._keep_present(manifest, blob, form.bases, ())
 
     def _keep_present(self, manifest: Manifest, blob: BlobRecord, bases: Iterable[str], masters: Iterable[str]) -> bool:
-        """Keep the present encoded form of a blob if its bases are among the wanted ones; return whether it did."""
+        """Keep the present encoded form of a blob if its bases are among `bases`; return whether it was kept."""
         encoding = encoding_of(manifest)
         form = None if encoding is None else encoding.encoded.get(blob.digest)
         if encoding is None or form is None or not set(form.bases) <= set(bases):

@@ -73,7 +73,7 @@ class StorageLayout:
         return None if name is None else self.by_name.get(name)
 
     def places(self) -> dict[int, list[_Place]]:
-        """Return the places of storages in each blob, sorted and without overlaps."""
+        """Return the places of storages in each blob, sorted by their offset, with one place for each offset."""
         found: dict[int, dict[int, _Place]] = defaultdict(dict)
         for i, storage in enumerate(self.manifest.storages):
             at = 0

@@ -134,7 +134,7 @@ def put_leftovers_away(context: Context, staging: Staging) -> None:
 
     The staging directory is moved to trash later.
     """
-    # Skip a checkpoint that a process has open: the process may still use the previous document and decode with them.
+    # Skip a checkpoint that a process has open: the process may still use the previous document and these files.
     for path in leftovers(context):
         lock = locks.try_exclusive(path)
         if lock is None:  # the next repair moves them

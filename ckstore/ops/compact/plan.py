@@ -1,4 +1,4 @@
-"""Plan which checkpoints are compacted, and against which others. Planning changes nothing."""
+"""Plan which checkpoints are compacted, and against which newer ones they are encoded. This changes nothing."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def plan(
 ) -> CompactionPlan:
     """Return which checkpoints to encode, against which others, and why the remaining ones are not encoded.
 
-    Without `refs`, all checkpoints are considered. The newest `keep_newest` of a run remain plain, and so do
-    checkpoints that were saved at `created_before` or later.
+    Without `refs`, all checkpoints of `run`, or of every run, are considered. The newest `keep_newest` of a run remain
+    plain, and so do checkpoints that were saved at `created_before` or later.
     """
     if type(keep_newest) is not int or keep_newest < 1:
         raise BadInput(f"keep_newest must be an integer from 1, got {keep_newest!r}")
