@@ -1,8 +1,8 @@
-"""The record of the checkpoints on the mirror: ``remotes/.mirror.json``. Source: docs/format/v1.md, the same name.
+"""The record of the checkpoints on the mirror: ``remotes/.mirror.json``. Source: docs/format/v1.md.
 
-The file is written by the process that mirrors, and by processes that take tags, pins and annotations from the mirror.
-Retention reads it. If the file is damaged or is about another mirror, no checkpoint counts as mirrored, so that
-retention keeps more.
+The file is written by the process that mirrors, and by processes that verify the mirror or pull tags, pins and
+annotations from it. Retention reads the file. If the file is damaged or is about another mirror, no checkpoint counts
+as mirrored, so that retention keeps more.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ class MirrorRecord:
     looked: str = ""  # when the mirror was last listed completely; empty if never
     missing: dict[str, str] = field(default_factory=dict)  # id -> what the mirror has lost of a checkpoint
     pruned: frozenset[str] = field(default_factory=frozenset)  # checkpoints that `keep_remote` of this store removed
-    # Key -> digests of earlier pushed versions, the latest last. If the mirror has one of them, it was restored.
+    # Key -> digests of earlier pushed versions, the latest last. If the mirror has one of them, it was restored from a
+    # backup.
     former: dict[str, tuple[str, ...]] = field(default_factory=dict)
     # Run -> the sequence number that this store, as the owner of the run, last published on the mirror.
     sequences: dict[str, int] = field(default_factory=dict)
@@ -224,7 +225,7 @@ def forget_if_older(layout: Layout, remote: str, run: str, sequence: int, pushed
         sequence: The number on the remote of the last publication by this store. If it is not the recorded number, the
             store was restored from a backup, or the process was killed before it recorded the number.
         pushed: The keys of small objects that this store pushed. Other objects were taken from the remote. They remain
-            in the record and are not pushed, since another store may have changed them since.
+            in the record and are not pushed, since another store may have changed them in the meantime.
     """
 
     def forgotten(known: MirrorRecord) -> MirrorRecord:
@@ -240,7 +241,7 @@ def forget_if_older(layout: Layout, remote: str, run: str, sequence: int, pushed
 def note_taken(layout: Layout, remote: str, documents: Mapping[str, str]) -> None:
     """Record small objects that were taken from a remote that is or may become the mirror, so that they are not pushed.
 
-    They must not be pushed back, since another store may have changed them on the remote since.
+    They must not be pushed back, since another store may have changed them on the remote in the meantime.
     """
     uuid = uuid_now(layout, remote)
     if documents and uuid and setting_of(layout, MIRROR) in (None, remote):

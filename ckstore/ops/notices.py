@@ -38,7 +38,7 @@ class Notices:
         warn(self.problems[_CATALOG])
 
     def tell_unnamed_run(self) -> None:
-        """Warn, once per open store, if a save without a run goes to another run than a load without a run used."""
+        """Warn, once per open store, if a save without a run uses another run than the load without a run."""
         # Without a run, a load uses the only run in the store, but a save uses the run main.
         run = self.run_guessed
         if run not in ("", DEFAULT_RUN):

@@ -114,7 +114,7 @@ class Share:
 
     @property
     def is_due(self) -> bool:
-        """Whether there was enough work since the last pause for another one."""
+        """Whether there was enough work since the last pause to require another pause."""
         # A stretch is short, so that it slows down a training step by no more than the usual noise.
         return self._used() - self._begun_s >= _STRETCH_S
 

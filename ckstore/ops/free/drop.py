@@ -40,14 +40,14 @@ _HOW = "ckstore gc --exclusive, gc(exclusive=True) in Python"
 class DropOutcome:
     """The result of dropping a checkpoint."""
 
-    digests: tuple[str, ...]  # the blobs that the checkpoint named
+    digests: tuple[str, ...]  # the blobs in the directories of the checkpoint
     catalogued: bool  # whether the catalog was updated; if not, the next opener updates it
 
 
 def delete(context: Context, ref: AnyRef, *, dry_run: bool = False, now: bool = False) -> None:
-    """Delete a checkpoint durably and free the blobs that only it used.
+    """Delete a checkpoint durably. The blobs that only it used are freed when the deletion can no longer be undone.
 
-    With `dry_run`, only raise the error that a deletion would raise.
+    With `now`, it cannot be undone. With `dry_run`, only raise the error that a deletion would raise.
     """
     try:
         info = find(context, ref)
@@ -146,7 +146,7 @@ def _undo_by_hand_s(context: Context) -> float:
 
 
 def tell_unfreed(context: Context) -> str:
-    """Return a note that dropped data is kept for the grace period, or "" if the note is not needed or was returned.
+    """Return a note that dropped data is kept for the grace period, or "" if it is not needed or was returned before.
 
     This host cannot see the locks, open files and catalogs of other hosts. On a shared filesystem, files that another
     host may use are therefore not unlinked at once. They remain in ``staging/`` and ``trash/`` for a grace period

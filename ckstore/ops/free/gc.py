@@ -139,12 +139,12 @@ def collect(context: Context, *, settle: bool = True, exclusive: bool = False, p
 
     Args:
         context: The store.
-        settle: Whether to forecast the effect of the plan, inspect the changes of other processes if the catalog
-            belongs to this user only, and wait briefly until the filesystem counts the freed blocks as free. A save
-            passes False; the report then contains only completed actions.
+        settle: Whether to forecast the effect of the plan, drop superseded checkpoints, inspect the changes of other
+            users and hosts that have their own catalogs, and wait briefly until the filesystem counts the freed blocks
+            as free. After a save, it is False, and the report contains only completed actions.
         exclusive: Whether the caller guarantees that no other host uses the store, so that nothing must wait for the
             grace period.
-        purge: Whether to free also dropped checkpoints that could still be restored.
+        purge: Whether to also free dropped checkpoints that could still be restored.
     """
     context.check_writable()
     try:

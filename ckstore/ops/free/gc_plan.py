@@ -39,8 +39,8 @@ def plan_gc(
     Args:
         context: The store.
         dropping: Checkpoints to treat as dropped.
-        forecast: Whether to determine the effect of each step also. This requires checks on each blob that gc repeats
-            later, so a save passes False.
+        forecast: Whether to also determine the effect of each step. This requires checks of each blob that gc repeats
+            later, so the gc after a save passes False.
         purge: Whether to include dropped checkpoints in trash that could still be restored.
     """
     layout = context.layout

@@ -175,7 +175,7 @@ def plan_commits(context: Context, stored: StoreRules, run: str, coming: Sequenc
 def _looked_at(context: Context, run: str, newest: int, every: int) -> tuple[list[CheckpointInfo], set[str]]:
     """Return the checkpoints of a run to inspect, and the names of its `newest` newest ones.
 
-    Inspected are the newest ones, and all whose step is not a multiple of `every`.
+    These are the newest ones, and all whose step is not a multiple of `every`.
     """
     at = chosen(context, run, newest=newest, off_every=every)
     found = [] if at is None else [info for info in infos(context, run, at=at) if not info.superseded]
@@ -374,7 +374,7 @@ def _hold_newest_valid(context: Context, kept: Iterable[CheckpointInfo], guarded
 def _try_drop(context: Context, entry: PlanEntry, guard: CheckpointInfo | None, undo_s: float | None) -> Skipped:
     """Drop one checkpoint. Return it with the reason if it was not dropped, and with an empty reason otherwise.
 
-    Without `undo_s`, nothing is dropped, and the result is the same.
+    If no `undo_s` is given, nothing is dropped, and the result is the same.
     """
     info = entry.info
     if guard is None:

@@ -44,7 +44,7 @@ def drop_older(
     """Drop the checkpoints at `keys` that are older than `new`, which has the same step; return notes for the user.
 
     With `newer`, also drop those that are newer. The caller must then update the rows of all these checkpoints, and
-    call `reclaim.free_unused`. gc frees the blobs that only they used, because it scans all processes once instead of
+    call `reclaim.free_unused`. The blobs that only they used are left to gc, which scans all processes once instead of
     after each save. No error is raised: `new` is durable, and gc drops the remaining ones later.
     """
     notes: list[str] = []
@@ -174,7 +174,7 @@ def _pins(context: Context) -> Collection[str] | None:
 def drop_superseded(
     context: Context, *, purge: bool = False, grace: Grace | None = None, forms_only: bool = False
 ) -> set[str]:
-    """Drop the checkpoints that `due` returns durably, and return the digests of their blobs."""
+    """Durably drop the checkpoints that `due` returns, and return the digests of their blobs."""
     # If a checkpoint cannot be dropped, the next gc tries again, and `ckstore log --all` shows it.
     going = due(context, purge=purge, grace=grace, forms_only=forms_only)
     failures: dict[str, OSError] = {}

@@ -115,8 +115,8 @@ def undo(context: Context, ref: str | SupportsIndex | CheckpointInfo) -> Checkpo
                 raise _freed(chosen)
             change = RunChange(before, layout.run_stamp(chosen.run))
         # Sync the new parent first (law N4) and trash/ last, so that the checkpoint has at least one name after a power
-        # cut. Sync staging/ too: if its saver and the process that dropped it died, its name there may still exist on
-        # the disk (law N3).
+        # cut. Sync staging/ too: if the process that saved it and the one that dropped it died, its name in staging/
+        # may still exist on the disk (law N3).
         for folder in (run, layout.checkpoints, layout.staging, layout.trash):
             files.sync_directory(folder)
         context.known.directories.changed(key, dirfd_stat.status(layout.checkpoint(key)).st_ino, change)
@@ -134,7 +134,7 @@ def undo(context: Context, ref: str | SupportsIndex | CheckpointInfo) -> Checkpo
 
 
 def _chosen(context: Context, ref: str | SupportsIndex | CheckpointInfo) -> Waiting:
-    """Return the dropped checkpoint that a ref names. If the ref fits several, return the last dropped."""
+    """Return the dropped checkpoint that a ref names: of several, the last dropped one without a problem, if any."""
     from ckstore.model.manifest.info import CheckpointInfo
 
     if isinstance(ref, CheckpointInfo):
@@ -148,7 +148,7 @@ def _chosen(context: Context, ref: str | SupportsIndex | CheckpointInfo) -> Wait
         run = parsed.run if parsed.run is not None else context.run
         step = int(parsed.value) if parsed.kind == "step" else None
         own = _whole_first(one for one in waiting(context, step) if run in (None, one.run))
-        if parsed.kind == "latest":  # the checkpoint that was dropped last
+        if parsed.kind == "latest":  # the last dropped one, if possible without a problem
             if not own:
                 raise NoSuchRef("nothing can be restored", hint="ckstore undo lists dropped checkpoints")
             return own[0]

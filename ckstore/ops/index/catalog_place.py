@@ -1,4 +1,4 @@
-"""Choose the place of the catalog: in the store, or in this user's cache if others also use the store.
+"""Choose the place of the catalog: in the store, or in this user's cache if other users or hosts use the store.
 
 SQLite cannot share a database between hosts, and it trusts the files next to a database, which other users could swap.
 The catalog is only an index. Therefore each host has its own catalog, and so does each user if several may write to the
@@ -52,6 +52,7 @@ def catalog_of(place: PlaceFacts, root: Path, uuid: str, wanted: Path | None) ->
     Raises:
         BadInput: `wanted` is a directory, is in the store under another name, or is in the store although other users
             may write to it or other hosts may use it.
+        UnsafePlace: `wanted` is on a shared filesystem, or no safe place for the catalog exists outside the store.
     """
     reason = why_of_several_hosts(place, root) or why_of_several_users(root)
     if wanted is not None:

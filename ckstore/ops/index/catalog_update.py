@@ -23,14 +23,15 @@ Look = Literal["all", "names", "counts"]
 def catch_up(context: Context, look: Look = "all") -> list[str]:
     """Make the catalog match the directories, rebuilding it if it is missing or damaged; return notes for the user.
 
-    After a start of the machine, every checkpoint is compared, and the blobs are listed (`ops/index/scan_blobs`). If
-    other hosts or users have their own catalogs, every checkpoint is always compared.
+    After a start of the machine, the blobs are also listed (`ops/index/scan_blobs`).
 
     Args:
         context: The store.
         look: ``all`` compares every checkpoint. ``names`` compares all names and inode numbers, and inspects those that
-            differ. ``counts`` compares only the checkpoints of runs in doubt (`ops/index/reconcile`), so that the cost
-            depends on the number of changes. This suffices for gc, which checks each checkpoint before removing it.
+            differ. After a start of the machine, or if other hosts or users have their own catalogs, it compares every
+            checkpoint. ``counts`` compares only the checkpoints of runs in doubt (`ops/index/reconcile`), so that the
+            cost depends on the number of changes, or every checkpoint on a shared filesystem. This suffices for gc,
+            which checks each checkpoint before removing it.
     """
     try:
         return _reconcile(context, look)
@@ -98,8 +99,8 @@ def _reconcile(context: Context, look: Look) -> list[str]:
 
 def _differing_by_name(context: Context) -> set[CheckpointKey] | None:
     """Return the checkpoints that differ from the catalog by name or inode number, or None to compare all."""
-    # All checkpoints are compared in these cases: there are few, this is the first opening after a start of the
-    # machine (a power cut may have undone rows), or the rows of the newest are wrong.
+    # All checkpoints are compared in these cases: other hosts or users have their own catalogs, there are few
+    # checkpoints, this is the first opening after a start of the machine, or the rows of the newest are wrong.
     if not context.view.sees_changes or context.catalog_is_private:
         return None
     runs = context.known.directories.look(context.layout)

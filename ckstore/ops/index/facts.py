@@ -1,4 +1,4 @@
-"""Read the facts in manifests, and find the few manifests that must be read to determine the newest (rule D).
+"""Read the facts in manifests, and find the few that must be read to determine the newest checkpoint (rule D).
 
 The catalog proposes, and the directories decide. Each row has a checksum, which detects rot. Because another program
 may also have written a row, facts that a call relies on are read from the manifest once per process, before a
@@ -50,7 +50,7 @@ _OF_MANIFEST = (
 def facts_at(context: Context, place: CheckpointKey, path: StorePath | None = None) -> CheckpointInfo:
     """Return the facts in the manifest of a published checkpoint, without annotations and tags.
 
-    `path` is its directory, which a caller of many reaches through the open directory of the run.
+    `path` is its directory. A caller that reads many checkpoints gives a path through the open directory of the run.
     """
     path = context.layout.checkpoint(place) if path is None else path
     facts = facts_in(context, path)
@@ -85,7 +85,7 @@ def facts_in(context: Context, path: StorePath) -> CheckpointInfo:
 def from_manifests(context: Context, info: CheckpointInfo, runs: OpenRuns | None = None) -> CheckpointInfo:
     """Return `info` with the facts of its manifest, its annotations and its tags; repair its row if it is wrong.
 
-    With `runs`, the caller of many does not open the directory of the run for each.
+    A caller that reads many checkpoints passes `runs`, so that the directory of a run is opened only once.
     """
     with context.layout.open_runs() if runs is None else nullcontext(runs) as opened:
         facts = facts_at(context, info.key, opened.checkpoint(info.key))

@@ -26,7 +26,7 @@ def next_sequence(context: Context, counted: Counted | None = None, least: int |
     Args:
         context: The store.
         counted: The count of checkpoints from the catalog, if this save queried the catalog for pieces.
-        least: The least number by the settings. If None, it is read from the settings.
+        least: A number that the result must exceed. If None, it is read from the settings.
     """
     runs = context.known.directories.look(context.layout)
     known = _SequenceNumbers(context)

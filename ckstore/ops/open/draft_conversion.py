@@ -43,7 +43,7 @@ def convert(context: Context, *, by_hand: bool = False) -> MigrateReport:
     for run in layout.runs():
         is_whole &= _rename_all(layout, run, renamed, left)
     tags, tags_left = _convert_tags(layout, renamed)
-    # Sync these even if nothing was renamed, since another process may have renamed names and died (rule F).
+    # Sync these even if nothing was renamed, since another process may have renamed directories and died (rule F).
     for folder in (layout.checkpoints, layout.staging, layout.refs):
         files.sync_directory(folder)
     # Record the conversion last. Until then, each opening continues it.

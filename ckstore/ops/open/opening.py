@@ -148,7 +148,7 @@ def _fill(layout: Layout, settings: StoreSettings) -> bool:
     if dirfd_stat.exists(layout.settings):
         return False
     try:
-        # The directories are removed while the root is locked, so no other process of this host has found them yet.
+        # If this fails, the directories are removed under the lock, before another process of this host finds them.
         with _removed_without_store(layout) as made:
             _make(layout, settings, made)
     except OSError:  # another host created it in the meantime, and may have filled the disk
