@@ -34,7 +34,8 @@ LinkMode = Literal["auto", "reflink", "hardlink", "copy"]
 # process may have only 1,024 open descriptors.
 _OPEN_BLOBS = 16
 _MARGIN_BYTES = 2**20
-# The size of the parts in which data is written. Between two parts, Ctrl-C or an error of another thread can stop it.
+# The size of the parts in which data is written. Between two parts, Ctrl-C or an error of another thread can end the
+# call.
 _PART_BYTES = 2**20
 
 

@@ -151,7 +151,7 @@ def index_of(shards: Sequence[ShardFile], tied: Mapping[str, str]) -> bytes:
 class TensorWork(Work):
     """Writes files of tensors, and ``state.json``."""
 
-    casts: CastTally | None = None  # counts the tensors that are written in another dtype
+    casts: CastTally | None = None  # counts the values out of the range of the dtype in which they are written
 
     def shard(self, shard: ShardFile) -> ExportedFile:
         """Write a file of tensors."""

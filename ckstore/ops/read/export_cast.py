@@ -1,4 +1,4 @@
-"""The conversion of weights to another dtype while they are written, and the values out of its range."""
+"""Convert weights to another dtype while they are written, and count the values out of its range."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _UNCHANGED = {"bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uin
 
 @dataclass
 class CastTally:
-    """The weights that were converted for one version."""
+    """The values that were out of range when the weights of one published version were converted."""
 
     dtype: WeightDtype | None  # of the weights; None if they are not converted
     count: int = 0  # values out of its range

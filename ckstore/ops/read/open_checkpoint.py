@@ -258,7 +258,7 @@ class OpenCheckpoint:
         return first
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickle the path and the info. If the data is on a remote, pickle also the store that downloads it.
+        """Pickle the path and the info. If the data is on a remote, pickle the store instead of the path.
 
         Raises:
             BadInput: The checkpoint was closed.
@@ -282,7 +282,9 @@ class OpenCheckpoint:
 
 
 class LeafSlice:
-    """A tensor or array on disk that can be indexed. If the first index is a slice, other rows are not read.
+    """A tensor or array on disk that can be indexed.
+
+    If the tensor is row-major and the first index is a slice such as ``a:b``, other rows are not read.
 
     Attributes:
         shape, dtype: The shape and dtype of the whole tensor.

@@ -112,7 +112,7 @@ class RegionReader:
             at += 1
 
     def _block_of_rows(self, shape: Sizes, wanted: Block, out: memoryview, held: Collection[int]) -> None:
-        """Read whole rows of the outermost dimension with several rows, in windows, and copy the block from these."""
+        """Read whole rows of the outermost dimension of which the block has several, in windows, and copy the block."""
         from ckstore.tensors.numpy_leaves import copy_common
 
         dim = next(i for i, size in enumerate(wanted.sizes) if size != 1)

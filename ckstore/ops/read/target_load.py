@@ -73,7 +73,7 @@ _contents: WeakValueDictionary[int, TargetContent] = WeakValueDictionary()
 
 
 def end_contents(addresses: Iterable[int]) -> None:
-    """Before a load changes tensors at these addresses, end what earlier loads reported about them."""
+    """Mark the contents that earlier loads recorded for these addresses as stale, before a load changes the tensors."""
     for address in addresses:
         if (content := _contents.pop(address, None)) is not None:
             content.is_stale = True
@@ -87,9 +87,9 @@ def begin_content(content: TargetContent, addresses: Iterable[int]) -> None:
 @brief()
 @dataclass(frozen=True, slots=True)
 class LoadReport:
-    """The result of `load_into`. Its text lists every value that was not loaded exactly as in the checkpoint.
+    """The result of `load_into`. Its text lists the values that were not loaded exactly as in the checkpoint.
 
-    If there are such values, the list is also issued as one `CkstoreWarning`.
+    It shows at most 20 values of each kind. If there are such values, one `CkstoreWarning` also names the first ones.
 
     Attributes:
         info: The checkpoint.

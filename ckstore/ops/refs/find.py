@@ -223,7 +223,7 @@ def open_directory(context: Context, ref: AnyRef) -> CheckpointDirectory:
             if find(context, ref).key == info.key:
                 raise
             continue
-        # Compare the id under the lock, which prevents that the checkpoint is dropped.
+        # Compare the id under the lock, which keeps other processes from dropping the checkpoint.
         if directory.manifest_id == info.id:
             return directory
         directory.close()  # the row of the catalog is wrong, and is repaired
@@ -233,7 +233,7 @@ def open_directory(context: Context, ref: AnyRef) -> CheckpointDirectory:
 
 
 def open_listed(context: Context, info: CheckpointInfo) -> CheckpointDirectory:
-    """Open a checkpoint that was just listed for reading, as `open_directory`, but without listing its run again."""
+    """Open for reading a checkpoint that was just listed, as `open_directory`, but without listing its run again."""
     from ckstore.ops.check.validity import open_checked
 
     # If it was compacted, locked or damaged since, `open_directory` finds its new directory, waits, or raises.

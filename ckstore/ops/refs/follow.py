@@ -109,8 +109,8 @@ class Follower:
     def close(self) -> None:
         """Stop following. If a thread is waiting for the next checkpoint, its wait ends within a second.
 
-        If the last yielded checkpoint still lacks its metric, another evaluator can try it. It does not count as a
-        failed evaluation.
+        If the last yielded checkpoint still lacks its metric, another evaluator can try it, and this does not count as
+        a failed evaluation.
         """
         self._close(tried=False)
 

@@ -53,7 +53,8 @@ def take_newest_valid(context: Context, ref: str, take: Take[T], *, read_touched
         ref: ``latest-valid`` or ``latest-healthy``, optionally after ``RUN@``.
         take: Called with the facts and the directory of a checkpoint, open and complete. Its errors other than
             `DamagedBlob` are raised.
-        read_touched: Read blobs that a program wrote to, by their time. Set if `take` does not read them.
+        read_touched: Whether to read blobs whose times show that a program wrote to them. Set this if `take` reads no
+            data.
 
     Raises:
         NoSuchRef: There are no checkpoints.
@@ -108,7 +109,7 @@ def take_newest_valid(context: Context, ref: str, take: Take[T], *, read_touched
 
 
 class _SkippedCheckpoint(Exception):
-    """By its manifest, the ref does not name an open checkpoint, although it is valid."""
+    """The manifest of an open, valid checkpoint shows that the ref does not name this checkpoint."""
 
     def __init__(self, info: CheckpointInfo) -> None:
         super().__init__(info.name)
@@ -129,7 +130,8 @@ def _take(context: Context, info: CheckpointInfo, take: Take[T], deadline_s: flo
         try:
             # Locked before it is checked, so that the checked checkpoint is the one that is read.
             with open_checked(context, path, timeout_s=deadline_s - time.monotonic()) as directory:
-                # Check only links here; the read by the caller then checks every byte.
+                # Check only the mark, and the sizes and times of the blobs. If `take` reads data, that checks every
+                # byte.
                 _check_cheaply(context, directory, read_touched=read_touched)
                 health = directory.manifest.health
                 is_unhealthy = health is not None and bool(health.unhealthy)

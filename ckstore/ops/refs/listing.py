@@ -3,7 +3,7 @@
 The directories are authoritative; the catalog only avoids reading manifests. A wrong row of the catalog must not make
 another checkpoint the newest, and `latest` without a run must never mean a checkpoint of another training.
 
-If a directory in ``checkpoints/RUN/`` is named like a checkpoint but is incomplete, it is reported if it may be newer
+A directory in ``checkpoints/RUN/`` that is named like a checkpoint but is incomplete is reported if it may be newer
 than the newest complete one. Leftovers of dead saves in ``staging/`` are not reported.
 """
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ckstore.objects.layout import Layout, OpenRuns
 
 
-# The number of times that checkpoints are listed again. This is needed only if one is replaced or dropped at that time.
+# The maximum number of times that checkpoints are listed again, because one was replaced or dropped during the listing.
 _LIST_TRIES = 5
 Order = tuple[int, str, str, int]
 _PROBLEMS_SHOWN = 5
@@ -240,9 +240,9 @@ def newer_than(info: CheckpointInfo, found: Iterable[Problem]) -> list[Problem]:
 
 
 def repair_newer(context: Context, newest: CheckpointInfo | None, torn: Collection[CheckpointKey]) -> bool:
-    """Repair the newest incomplete directory that is newer than `newest`; return whether one was repaired.
+    """Repair one incomplete directory that is newer than `newest`, if possible; return whether one was repaired.
 
-    The data comes from a remote.
+    The newest directory is tried first. The data comes from a remote.
     """
     if not torn or context.rescuer is None:
         return False

@@ -26,7 +26,7 @@ _TRIES = 5
 def check_unprotected(context: Context, key: CheckpointKey, info: CheckpointInfo | None = None) -> None:
     """Raise if a tag or an unexpired pin names a checkpoint. The caller holds the exclusive lock of its directory.
 
-    Without `info`, because the manifest cannot be read, any pin of the step counts whose id fits the directory.
+    Without `info`, as for an unreadable manifest, every pin of the step whose id fits the directory counts.
     """
     # Check the tags first: an entry of refs/ that cannot be read may protect any checkpoint.
     check_tags(context.layout)

@@ -90,7 +90,7 @@ def _published(context: Context) -> list[CheckpointKey]:
 
 
 def _places(context: Context, digest: str) -> list[CheckpointKey]:
-    """Return the checkpoints to search: those with a link to the blob if it is large, otherwise all."""
+    """Return the checkpoints to search: for a large blob, those with a link to it, and evicted and compacted ones."""
     try:
         status = dirfd_stat.status(context.layout.blob(digest))
     except FileNotFoundError:  # without a canonical name, every manifest must be searched

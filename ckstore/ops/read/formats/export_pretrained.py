@@ -1,7 +1,7 @@
 """Write a directory for `from_pretrained`: weights as safetensors, with the configuration and the tokenizer.
 
-The weights are tensors of a saved state, or files that a trainer wrote. Such files are copied unchanged, except for a
-pickle and a single file that must be split.
+The weights are tensors of a saved state, or files that a trainer wrote. Such files are copied unchanged, unless they
+are converted to another dtype, or are a single file that is a pickle or must be split.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ def export_pretrained(
 ) -> ExportReport:
     """Export an open checkpoint as the directory `path`; see `ckstore.Store.export`.
 
-    `casts` has the dtype of the weights, and counts those that are converted. `last` has further files: name ->
-    function that returns the content, which is called when the weights are written.
+    `casts` has the dtype of the weights, and counts the values out of its range. `last` has further files: name ->
+    function that returns the content. It is called after the weights were written.
     """
     casts = CastTally(None) if casts is None else casts
     manifest = directory.manifest

@@ -159,7 +159,7 @@ def export_torch(
 def pickled_node(
     directory: CheckpointDirectory, state: Node, chosen: Sequence[LeafRecord], keep: Callable[[str], bool] | None
 ) -> PickledState:
-    """Pickle the value of a node, with the leaves that are `chosen`. The bytes of tensors are not read if possible."""
+    """Pickle the value of a node, with the leaves that are `chosen`. If possible, no bytes of tensors are read."""
     leaves = directory.manifest.leaves
     parts = {leaves[i].name: node[2] for _, node in parts_in(state) for i in leaf_numbers(node)}
     # The parts of a sparse tensor must be read, since its indices are checked when it is created. Other tensor
