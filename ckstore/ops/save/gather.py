@@ -66,8 +66,8 @@ def check_names(entries: Sequence[Entry]) -> None:
 def step_in_name(paths: Sequence[Path]) -> int | None:
     """Return the step in the name of a single path, such as ``checkpoint-500``, or None.
 
-    Also recognized are ``step-500``, ``global_step500`` (DeepSpeed), ``iter_0000500`` (Megatron) and
-    ``epoch=1-step=500`` (Lightning), with or without a suffix.
+    Names such as ``step-500``, ``global_step500`` (DeepSpeed), ``iter_0000500`` (Megatron) and ``epoch=1-step=500``
+    (Lightning) are also recognized, with or without a suffix.
     """
     return _step_of(Path(os.path.abspath(paths[0])).name) if len(paths) == 1 else None
 
@@ -126,7 +126,7 @@ def check_apart(entries: Sequence[Entry], paths: Sequence[Path], store: Path) ->
 def signs_of_incompleteness(entries: Sequence[Entry], names: Sequence[str]) -> list[str]:
     """Return a sentence for each sign that these files are unfinished; `names` are the names of the paths.
 
-    Recognized are the marks of Transformers (``checkpoint-is-incomplete.txt``, ``tmp-checkpoint-N``), NeMo
+    The signs are the marks of Transformers (``checkpoint-is-incomplete.txt``, ``tmp-checkpoint-N``), NeMo
     (``-unfinished``), Orbax (``.orbax-checkpoint-tmp-``) and the Hugging Face Hub (``.incomplete``), a distributed
     checkpoint without ``.metadata``, and an index that names missing files.
     """

@@ -2,7 +2,7 @@
 
 The values of a piece are counted while its bytes are read for another purpose, such as hashing. A piece that an earlier
 save counted is not read for this. A `HealthCheck` belongs to one save. `Context.known.lineages` keeps the results of
-each run for the next save. The rules are in `model/manifest/health`.
+a few runs for their next saves. The rules are in `model/manifest/health`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ckstore.ops.context import Context
 
 _ARRAYS = ("torch", "numpy")
-_WHOLE_BYTES = 2 * 2**20  # a piece of this size is counted completely
+_WHOLE_BYTES = 2 * 2**20  # a piece of at most this size is counted completely
 _WINDOW_ALIGNMENT = 64  # a multiple of the size of each number
 _MOST_PARTS = 64
 """The maximum number of values at the top level of a state with several parts. A larger state counts as one part."""

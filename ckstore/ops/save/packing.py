@@ -115,7 +115,7 @@ def fill_pack(
 ) -> tuple[memoryview, str]:
     """Copy the pieces of a pack into `memory`; return the bytes of the pack and their digest.
 
-    The values of the pieces that are not finite are counted in `health`.
+    NaN and infinite values in the pieces are counted in `health`.
 
     Raises:
         StateChanged: A source no longer has the digest in its key.
@@ -348,7 +348,7 @@ def _read_again(context: Context, source: ByteSource, digest: str) -> memoryview
 
 
 def find_pieces(context: Context, sizes: Mapping[str, int]) -> tuple[dict[str, PieceLocation], Counted | None]:
-    """Return the locations of pieces according to the catalog, and the count of checkpoints in the catalog.
+    """Return the locations of pieces that this process or the catalog knows, and the count of checkpoints.
 
     The catalog only proposes locations, and `_pieces_are_there` checks them. Impossible locations are not returned. The
     count is missing if the catalog was not queried.

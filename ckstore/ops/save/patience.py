@@ -47,7 +47,7 @@ class Patience:
     """Retries one save.
 
     Attributes:
-        freed_by_end: Whether rolling back the failed try freed space, which may have been what it lacked.
+        freed_by_end: Whether rolling back the failed try freed space, which the next try can use.
     """
 
     def __init__(

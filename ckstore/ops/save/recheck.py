@@ -1,4 +1,4 @@
-"""Read a share of the blobs that a save reuses from the disk, to detect rot while the right bytes are available.
+"""Read from the disk a share of the blobs that a save reuses, to detect rot while the right bytes are available.
 
 A hit is a stored blob that a save reuses instead of writing its bytes. A blob is accepted as a hit by its size and
 modification time, which rot does not change. Therefore each save also compares the bytes of some hits, beginning with

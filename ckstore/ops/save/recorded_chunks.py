@@ -81,7 +81,7 @@ class RecordedSource:
     def check(self, chunk: RecordedChunk, algorithm: Algorithm) -> None:
         """Compare a chunk with its current bytes, if they are available."""
         data = self._samples.get(chunk.start)
-        # One chunk in 32 is available, and each save has others, so 32 saves compare all chunks
+        # One chunk in 32 is available, a different one in each save, so 32 saves compare all chunks
         # (docs/explanation/async.md).
         if data is None or algorithm.digest(data) == chunk.piece:
             return

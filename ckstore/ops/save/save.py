@@ -9,7 +9,7 @@
 7. Call retention and the other subscribers; then the save returns.           (ops.save.subscribers)
 
 Until the rename, nothing is visible, and a crash leaves a staging directory that the next opener moves to trash. After
-the rename, the save cannot fail any more, and the next opener completes unfinished steps.
+the commit, the save cannot fail any more, and the next opener completes unfinished steps.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def save_captured(
     context: Context, captured: Captured, request: Request, is_tried_again: Callable[[BaseException], bool] = _never
 ) -> CheckpointInfo:
     """Save a captured state or captured files. The request is checked already; `is_tried_again` as in `save_staged`."""
-    # The settings are read once, at the first use below, where an error counts as an error of the save.
+    # The settings are read once, at the first use below.
     checks = cache(partial(save_checks_or_all, context.layout))
 
     def stage(staging: Staging, notes: list[str]) -> StagedCheckpoint:
@@ -199,7 +199,7 @@ class StagedCheckpoint:
     kept_bytes: int | None = None
     counted: Counted | None = None  # the count of checkpoints from the catalog, if it was queried for pieces
     parent: Parent | None = None  # the checkpoint that it continues
-    least_sequence: int | None = None  # the least sequence number by the settings; None if they were not read
+    least_sequence: int | None = None  # as in `SaveChecks`; None if the settings were not read
     judged: HealthVerdict | None = None  # the facts about its tensors; None if they were not checked
 
     def counters(self, staging: Staging, retry_count: int) -> SaveCounters | None:

@@ -1,4 +1,4 @@
-"""Calls the subscribers of an open store after each commit, in a fixed order.
+"""Call the subscribers of an open store after each commit, in a fixed order.
 
 Retention and the journal are called first. The subscribers that were registered when the store was opened follow (they
 start the processes that mirror and compact). The metrics are last, because they count the work of all others. All

@@ -65,7 +65,7 @@ class StorageLocations:
     reused_bytes: int  # bytes of the storages that needed no writing
     kept_bytes: int = 0  # bytes with unchanged fingerprints, which were not read
     counted: Counted | None = None  # the count of checkpoints from the catalog, if it was queried for small pieces
-    found: CountedPieces | None = None  # the values that are not finite in each piece; None if they were not counted
+    found: CountedPieces | None = None  # counts of values that are not finite in each piece; None if not counted
 
 
 @dataclass(slots=True)

@@ -195,7 +195,7 @@ def _repair_blob(
         done.repaired.append(Repair(blob.digest, blob.nbytes, right.source, given.checkpoint_count))
         note(context, "healed", nbytes=blob.nbytes, why=f"{digest} by {blob.digest} from {right.source}")
         return
-    # Keep the links to good copies: replacing them would bring nothing.
+    # Keep the links to good copies, which need no replacement.
     given = staging.heal(digest, spare={dirfd_stat.status(path).st_ino for path in spare}, lacking=wanted.keys)
     done.held |= given.held
     done.repaired.append(Repair(digest, wanted.nbytes, right.source, given.checkpoint_count))

@@ -1,6 +1,7 @@
-"""Check a store as a whole without reading blobs: times, links, names, unused blobs, the catalog, small files.
+"""Check a store as a whole: times, links, names, unused blobs, the catalog, small files.
 
-Repairs that need no data are made at once: lost canonical names and rows of the catalog are restored.
+Only a full verification reads blobs here: those without a link in a checkpoint. Repairs that need no
+data are made at once: lost canonical names and rows of the catalog are restored.
 """
 
 from __future__ import annotations
