@@ -67,7 +67,7 @@ os.register_at_fork(after_in_child=_forget_in_child)
 
 
 def api_call(method: Callable[P, R]) -> Callable[P, R]:
-    """Make a public function a call of the store in its first argument, and convert its errors to those of ckstore.
+    """Treat a public function as a call of the store in its first argument, and convert its errors to those of ckstore.
 
     The first argument is a path, or has `_act_places()`, which returns the keys that two calls must not share.
 

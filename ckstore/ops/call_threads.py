@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 R = TypeVar("R")
 T = TypeVar("T")
-# How often the caller's thread may report progress while it waits.
+# The interval in seconds at which a waiting caller reports progress.
 _LOOK_S = 0.1
 # According to measurements, four threads keep a usual disk busy, and sixteen threads a disk of 26 GB/s. On 16 cores,
 # sixteen threads are no faster than eight (docs/adr/0025).

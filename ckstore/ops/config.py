@@ -162,9 +162,9 @@ class StoreConfig:
     make_room = _policy(config_file.MAKE_ROOM)
     """The policy by which a save that would not fit may drop checkpoints first. If None, it drops none.
 
-    The policy selects the checkpoints to keep, in every run. The save drops and frees the oldest of the others, no more
-    than it needs, and none if all of them would not be enough. ``info.warnings`` names the dropped ones. Tagged, pinned
-    and open checkpoints and the newest valid one of each run are always kept.
+    The policy selects the checkpoints to keep, in every run. The save drops and frees the oldest of the remaining ones,
+    no more than it needs, and none if dropping all of them would not be enough. ``info.warnings`` names the dropped
+    ones. Tagged, pinned and open checkpoints and the newest valid one of each run are always kept.
 
     Before that, and also without this policy, such a save evicts checkpoints that the `mirror` has, the oldest first.
     It does not evict the checkpoints that `keep_local` keeps. Without `keep_local`, it does not evict those that this
@@ -242,7 +242,8 @@ class StoreConfig:
     """How many seconds an evaluation keeps its checkpoint from being dropped; see `Store.follow`.
 
     After that, a rule may drop the checkpoint, and this is reported. On a shared filesystem the checkpoint is also
-    given to an evaluator on another host, if the lock of the first one is not visible there. Default: 3600.
+    given to an evaluator on another host, if the lock of the first evaluator is not visible on that host. Default:
+    3600.
     """
 
     shared = _plain(config_file.SHARED)
@@ -313,9 +314,9 @@ class StoreConfig:
     """The age at which a checkpoint is compacted automatically: ``12h``, ``7d`` or seconds. If None, never.
 
     A separate process compacts, with a share of one processor, at a lower priority than the training. A save starts
-    the process, at most every ten minutes, and it ends when no work is left. Tags, pins and `compact_keep` apply. It
-    requires ``ckstore[compact]``, and so does reading compacted checkpoints. `Store.compact` works without this.
-    Default: None.
+    the process, at most every ten minutes, and it ends when no work is left. Tags, pins and `compact_keep` apply.
+    Writing and reading compacted checkpoints requires ``ckstore[compact]``.
+    `Store.compact` works without this setting. Default: None.
     """
 
     compact_share = _plain(config_file.COMPACT_SHARE)

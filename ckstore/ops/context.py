@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from ckstore.objects.staging import Staging
 
 T = TypeVar("T")
-# The maximum share of the time for the check for marks of damage, which takes 0.5 s for 100,000 checkpoints.
+# The maximum share of the time that checks for marks of damage take. A check of 100,000 checkpoints takes 0.5 s.
 _MARKS_SHARE = 1 / 20
 _MARKS_FREE_S = 0.005
 """The duration up to which the check is made with every save: enough for 1,000 checkpoints at 4 to 6 µs on ext4."""
@@ -115,7 +115,7 @@ class Evictor(Protocol):
 
 
 class SaveWatch:
-    """The observer of a save. The save calls it from several threads. This class ignores everything that it notes.
+    """The observer of a save. The save calls it from several threads. In this base class, only `pause` has an effect.
 
     Subclasses inform the trainer of a background saver, or coordinate several ranks.
     """
@@ -160,7 +160,7 @@ NO_WATCH = SaveWatch()
 class ProcessCache:
     """The facts that this process remembers about the store, so that its next save or load checks less."""
 
-    # The locations of packed pieces that this process wrote, or read and checked, in its last save.
+    # The locations of packed pieces that this process wrote or confirmed in its last save.
     pieces: dict[str, PieceLocation] = field(default_factory=dict)
     # The run of the last save, and the last readings of the blobs of that save.
     relied_on: tuple[str, Sequence[Reading]] = ("", ())
@@ -389,7 +389,7 @@ class Publication:
 
     @LazyProperty
     def settings(self) -> Mapping[str, Any]:
-        """The settings in ``config.json``, read once; raises as `read_config`."""
+        """The settings in ``config.json``, read once; raises the errors of `read_config`."""
         # The settings are read after the commit, so that rules that were changed during the save apply to the drops.
         return read_config(self.context.layout)
 

@@ -1,7 +1,7 @@
 """The download cache for reads of evicted checkpoints, in ``remotes/.cache/``. Source: docs/format/v1.md.
 
 Each file has one range of a blob. Readers verify cached bytes like those from a remote, and any process may remove
-files at any time. The cache holds nothing of a checkpoint whose data is local.
+files at any time. Only ranges of blobs without a local file are added.
 """
 
 from __future__ import annotations

@@ -59,8 +59,8 @@ class MirrorRecord:
     looked: str = ""  # when the mirror was last listed completely; empty if never
     missing: dict[str, str] = field(default_factory=dict)  # id -> what the mirror has lost of a checkpoint
     pruned: frozenset[str] = field(default_factory=frozenset)  # checkpoints that `keep_remote` of this store removed
-    # Key -> digests of earlier pushed versions, the latest last. If the mirror has one of them, it was restored from a
-    # backup.
+    # Key -> digests of earlier pushed versions, the latest last. If the mirror has one of these,
+    # the mirror was restored from a backup.
     former: dict[str, tuple[str, ...]] = field(default_factory=dict)
     # Run -> the sequence number that this store, as the owner of the run, last published on the mirror.
     sequences: dict[str, int] = field(default_factory=dict)

@@ -22,7 +22,7 @@ _STRETCH_S = 0.02
 
 
 class RateLimiter:
-    """Limits the common read rate of several threads: before each read a thread waits for the previous ones."""
+    """Limits the total read rate of several threads: before a read, a thread waits until the rate allows it."""
 
     def __init__(
         self, bytes_s: float, *, clock: Clock = time.monotonic, sleep: Callable[[float], None] = time.sleep
@@ -102,7 +102,7 @@ class ReadBudget:
 class Share:
     """Limits the work of a process to a share of one processor, by a pause after each stretch of work.
 
-    Only processor time counts, so that on a busy machine waiting for a processor does not count as work.
+    Only processor time counts, so that waiting for a processor on a busy machine does not count as work.
     """
 
     def __init__(
@@ -154,7 +154,8 @@ class DutyCycle:
         wakes, begun_s = self._wakes, self._used()
         done = work()
         used_s = self._used() - begun_s
-        # If `wake` was called during the work, the work may not have seen its reason, so it must be done again.
+        # If `wake` was called during the work, the work may not have seen the reason for this call, and must be done
+        # again.
         if used_s > self._free_s and self._wakes == wakes:
             self._rests_until_s = self._clock() + used_s / self._share
         return done

@@ -159,7 +159,7 @@ def _damaged(message: str) -> DamagedBlob:
 
 
 def _check_free(context: Context, moving: Sequence[CheckpointInfo], new: str) -> None:
-    """Raise unless the new name is free, or an earlier try moved checkpoints of the same run to it."""
+    """Raise unless the new name is free, or an earlier try copied checkpoints of the same run to it."""
     there = {key for key, _ in context.layout.published(new)}
     copies = {info.id: copy.key for info in moving if (copy := _copied(context, info, new)) is not None}
     others = there - {*copies.values()}
@@ -235,8 +235,8 @@ def _copy(context: Context, info: CheckpointInfo, run: str, ids: Mapping[str, st
             if not present.form.is_plain:
                 files.create_file(staging.lock.inside / PLAIN, data, mode=0o444)
             staging.seal(present.form.document(checkpoint_id, data, context.algorithm))
-            # "replace" publishes without dropping others. If a step was saved several times, all its checkpoints are
-            # copied.
+            # "replace" publishes without dropping other checkpoints. If a step was saved several times, all its
+            # checkpoints are copied.
             runs = publish.KnownRuns(context.known.synced_runs)
             key = publish.publish(staging, manifest, checkpoint_id, "replace", runs).key
         except BaseException as error:
@@ -281,7 +281,7 @@ def _drop_old(context: Context, pairs: Sequence[tuple[CheckpointInfo, Checkpoint
     """
     digests: set[str] = set()
     dropped = []
-    # Begin with the oldest, so that after a kill the newest checkpoint of the old run is still there.
+    # Begin with the oldest, so that the newest checkpoint of the old run still exists if the process is killed.
     for info, copy in pairs:
         later = partial(_take_later, context, copy)
         why = f"{RENAMED} {copy.name}"

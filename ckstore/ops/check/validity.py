@@ -183,7 +183,7 @@ def _withdraw(layout: Layout, digest: str, lock: locks.DirectoryLock) -> None:
 
 
 def remember_damage(context: Context, lock: locks.DirectoryLock, damage: Iterable[Damage]) -> bool:
-    """Mark damage that a verification found, as `remember`, if it affects the checkpoint.
+    """Call `remember` for damage that a verification found, if the damage affects the checkpoint.
 
     The verification has already changed the times of the blobs.
     """

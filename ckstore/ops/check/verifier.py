@@ -65,7 +65,7 @@ class Verifier:
     ) -> None:
         self.checked_bytes = 0  # bytes that were read and compared
         self.decoded_bytes = 0  # bytes of encoded blobs that were decoded and compared
-        self.good: set[Unit] = set()  # the copies that were read and were right
+        self.good: set[Unit] = set()  # the copies that were read and were intact
         self.bad: set[Unit] = set()  # the copies that were read and were damaged
         self.missing: set[str] = set()  # blobs that a checkpoint needs and lacks
         self.away: set[CheckpointKey] = set()  # the checkpoints with data on a remote only
@@ -92,7 +92,7 @@ class Verifier:
         self._budget = ReadBudget(None)
 
     def file(self, path: StorePath, digest: str, nbytes: int) -> str | None:
-        """Check a file that should be a blob and is in no checkpoint; return its problem, or "" if it is right.
+        """Check a file that should be a blob and is in no checkpoint; return its problem, or "" if it is intact.
 
         Return None if the budget does not allow reading the file, or if it was removed. In a writable store, the time
         of a damaged file is changed, so that no save reuses it.
@@ -215,7 +215,7 @@ class Verifier:
         return damage
 
     def _decoded(self, directory: CheckpointDirectory, teller: Teller) -> Iterator[Damage]:
-        """Decode each encoded blob whose files are right and that was not decoded yet; yield the damaged ones."""
+        """Decode each encoded blob whose files are intact and that was not decoded yet; yield the damaged ones."""
         # Equal files always decode to the same bytes, so a blob is decoded once even if many checkpoints have it.
         right = {unit[2] for unit in self.good}
         manifest = directory.manifest
@@ -277,7 +277,7 @@ class Verifier:
         bad = {piece: known[piece] for piece in pieces if known[piece]}
         if problem or bad:
             self.bad.add(unit)
-            # A copy with one wrong piece counts as damaged, even if it was right by the pieces of other checkpoints.
+            # A copy with one wrong piece counts as damaged, even if the pieces that other checkpoints name are intact.
             self.good.discard(unit)
         elif unit not in self.bad:
             self.good.add(unit)

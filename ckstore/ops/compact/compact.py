@@ -80,8 +80,8 @@ class _Compaction:
         self._orphans = Orphans()
         self._settler = EncodingPlanner(self._forms, self._orphans)
         self._owners = Owners()
-        # Names of checkpoints with old packs that an older checkpoint will encode -> their staging directory, if it has
-        # encoded files already.
+        # Names of checkpoints with old packs that an older checkpoint will encode -> their staging directory, if it
+        # already has encoded files; otherwise None.
         self._later: dict[str, Staging | None] = {}
         for entry in plan.compacted:
             # A checkpoint that cannot be opened is reported as skipped later, by `one`.
@@ -95,7 +95,7 @@ class _Compaction:
         """Settle the present form of the blobs of checkpoints that are not compacted, since their files are kept."""
         mine = {entry.info.key.any_generation for entry in plan.compacted}
         shares = {entry.info.key for entry in plan.entries if entry.shares}
-        # A former generation is dropped soon, so a blob that is plain only there need not remain plain.
+        # A former generation is dropped soon, so a blob that is plain only in this generation need not remain plain.
         latest: dict[CheckpointKey, CheckpointKey] = {}
         for key, _ in self._context.layout.published():
             first = key.any_generation
@@ -127,7 +127,7 @@ class _Compaction:
                 before = {blob.digest for blob in directory.manifest.blobs if self._forms.is_settled(blob.digest)}
                 self._one(entry, directory, held)
         except UnknownOutcome as error:
-            # Whether the new generation is on the disk is unknown, so begin no other checkpoint, and free nothing.
+            # It is unknown whether the new generation is on the disk, so begin no other checkpoint, and free nothing.
             self._tell("unknown", entry, error)
             raise
         except (CkstoreError, FileNotFoundError, PermissionError) as error:

@@ -1,4 +1,4 @@
-"""Reconstruct the documents in the directory of a checkpoint, after its manifest was lost or damaged there."""
+"""Reconstruct the documents in the directory of a checkpoint whose manifest was lost or damaged."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ class Matcher:
         self._asked: dict[tuple[str, str], bool] = {}
 
     def is_copy(self, blob: int) -> bool:
-        """Whether a part of a blob is a half-precision copy of a float32 tensor, whose form must be settled first."""
+        """Whether a part of a blob is a half-precision copy of a float32 tensor, which must be settled first."""
         return any(place.storage in self._masters for place in self._places.get(blob, ()))
 
     def segments(self, blob: int, *, alone: bool) -> list[Segment]:

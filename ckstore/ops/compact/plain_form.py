@@ -30,7 +30,7 @@ _CATALOG_TIMEOUT_S = 5.0
 
 
 def plain_of(context: Context, file: str, held: dict[CheckpointKey, InUse]) -> tuple[BlobRecord, Manifest] | None:
-    """Return the plain blob that an encoded file encodes and the manifest of a checkpoint with the file, or None.
+    """Return the plain blob of an encoded file, and the manifest of a checkpoint with the file, or None.
 
     Checkpoints that another process has locked for too long are added to `held`.
     """

@@ -45,7 +45,7 @@ def plan(
     keep_newest: int = KEEP_NEWEST,
     created_before: datetime | None = None,
 ) -> CompactionPlan:
-    """Return which checkpoints to encode, against which others, and why the remaining ones are not encoded.
+    """Return which checkpoints to encode, against which newer ones, and why the remaining ones are not encoded.
 
     Without `refs`, all checkpoints of `run`, or of every run, are considered. The newest `keep_newest` of a run remain
     plain, and so do checkpoints that were saved at `created_before` or later.

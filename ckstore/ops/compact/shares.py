@@ -38,7 +38,7 @@ def own_blobs(manifest: Manifest) -> Iterator[BlobRecord]:
 
 
 class Owners:
-    """The owner of each blob: the checkpoint that needs most of it, or the first of several that need the same."""
+    """The owner of each blob: the checkpoint that needs most of it, or the first of several that need equally much."""
 
     def __init__(self) -> None:
         self._found: dict[str, tuple[int, CheckpointKey]] = {}

@@ -238,7 +238,7 @@ def carry_out(context: Context, plan: GcPlan, collector: Collector, grace: Grace
     failed = _empty(collector, names)
     if isinstance(failed, CatalogUnavailable) and failed.why in _MENDED:  # the catalog is readable, but not writable
         catch_up(context)
-    # (c, d) Query the unused blobs again: a save may use some of them now, and others have lost their last use.
+    # (c, d) Query the unused blobs again: a save may use some of them now, and other blobs have lost their last use.
     asked = collector.collected.entered.union(plan.unused)
     asked -= trash.waiting_blobs(layout) if asked else set()  # blobs of dropped checkpoints that can be restored
     unused = [blob for blob in context.catalog.unused() if blob[0] in asked] if asked else []

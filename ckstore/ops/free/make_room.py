@@ -97,7 +97,7 @@ def _let_go(
     new: Amount,
     claimed: Collection[str],
 ) -> tuple[str, ...]:
-    """Evict checkpoints that another place has, if that and drops together free enough; return a sentence about it."""
+    """Evict checkpoints that another place has, if evictions and drops can free enough; return a sentence about it."""
     evictor = None if context.evictor is None else context.evictor()
     if evictor is None:
         return ()

@@ -109,7 +109,7 @@ def plan_among(
 
 
 def plan_asked(context: Context, policy: RetentionPolicy | None, run: str | None) -> RetentionPlan:
-    """Return the plan for a policy and a run that a person gives, as `plan_retention`, and refuse misspelled names."""
+    """Return the result of `plan_retention` for a policy and a run that a person gives, and refuse misspelled names."""
     if policy is not None and not isinstance(policy, RetentionPolicy):
         raise BadInput(f"policy must be a RetentionPolicy, a RetentionPlan or None, got {policy!r:.80}")
     made = with_needed_bytes(context, plan_retention(context, policy, run))
@@ -140,7 +140,7 @@ def part_of(made: RetentionPlan, run: str | None) -> RetentionPlan:
 
 
 def plan_drops(context: Context, policy: RetentionPolicy, run: str, *, own_only: bool = False) -> RetentionPlan:
-    """Return the plan for one run, as `plan_retention`, without most checkpoints that are kept only for their step."""
+    """Return the plan for one run, like `plan_retention`, but without most checkpoints that only their step keeps."""
     # Each save makes a plan, and with `keep_every` the number of checkpoints grows during a training, so inspecting all
     # of them would make saves slower and slower. A wrong row can only hide a checkpoint that is kept for its step
     # anyway; then `keep_last` keeps another one instead.

@@ -91,7 +91,7 @@ class Due(NamedTuple):
     """A superseded checkpoint that may be dropped, or a former generation of a checkpoint."""
 
     info: CheckpointInfo
-    holder: CheckpointInfo  # the valid checkpoint that supersedes it, or a later generation of it
+    holder: CheckpointInfo  # the valid checkpoint that supersedes `info`, or a later generation of the same one
     is_former_form: bool
 
 

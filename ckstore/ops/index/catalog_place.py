@@ -115,7 +115,7 @@ def _default(reason: str, uuid: str) -> Path:
 
 
 def is_private(catalog: Catalog, root: Path) -> bool:
-    """Whether a catalog belongs only to this user or host, so that others have their own for the store at `root`."""
+    """Whether a catalog of the store at `root` belongs only to this user or host. Others then have their own."""
     return catalog.path != root / _NAME
 
 

@@ -30,8 +30,8 @@ def catch_up(context: Context, look: Look = "all") -> list[str]:
         look: ``all`` compares every checkpoint. ``names`` compares all names and inode numbers, and inspects those that
             differ. After a start of the machine, or if other hosts or users have their own catalogs, it compares every
             checkpoint. ``counts`` compares only the checkpoints of runs in doubt (`ops/index/reconcile`), so that the
-            cost depends on the number of changes, or every checkpoint on a shared filesystem. This suffices for gc,
-            which checks each checkpoint before removing it.
+            cost depends on the number of changes. On a shared filesystem, it compares every checkpoint. ``counts``
+            suffices for gc, which checks each checkpoint before removing it.
     """
     try:
         return _reconcile(context, look)

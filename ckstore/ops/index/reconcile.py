@@ -36,7 +36,7 @@ def reconcile_all(context: Context, keys: Iterable[CheckpointKey], note: Note | 
     """Make the rows of checkpoints, and the tags, match the directories, in several transactions.
 
     A transaction ends after half a second, so that a tag or a pin of another process waits no longer than that. A
-    process that dies in between leaves a catalog that is behind, which the next opener corrects.
+    process that dies in between leaves an outdated catalog, which the next opener corrects.
 
     Args:
         context: The store.

@@ -1,8 +1,8 @@
 """Scan ``blobs/`` for blobs that the catalog lacks, and for blobs that checkpoints lack or have as separate copies.
 
 A power cut can restore names that were removed. Therefore ``blobs/`` is listed once after each start of the machine,
-and whenever the catalog is rebuilt. gc also lists it if other hosts or users have their own catalogs. It is not listed
-at every opening, because the cost grows with the store (about a second for 100,000 blobs).
+and whenever the catalog is rebuilt. gc also lists it if other hosts or users have their own catalogs. ``blobs/`` is not
+listed at every opening, because the cost grows with the store (about a second for 100,000 blobs).
 """
 
 from __future__ import annotations

@@ -84,8 +84,8 @@ def sequence_limit(context: Context) -> int:
 
 
 _MANY = 20  # with more checkpoints, listing the runs is faster than inspecting each directory
-# The age in seconds up to which the count of the catalog is used again. Sealing a checkpoint on a busy disk takes this
-# long, and other processes may publish during that time anyway.
+# The maximum age in seconds of a count from the catalog that is used again. Sealing a checkpoint on a busy disk takes
+# this long, and other processes may publish during that time anyway.
 _FRESH_S = 0.25
 
 Rows = dict[CheckpointKey, "tuple[Stamp, int]"]

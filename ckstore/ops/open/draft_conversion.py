@@ -30,8 +30,8 @@ _BUSY_S = 10.0
 def convert(context: Context, *, by_hand: bool = False) -> MigrateReport:
     """Rename every checkpoint of a draft, and rewrite its tags.
 
-    The conversion can be repeated, and several processes may do it at once. Unless `by_hand`, a converted store is not
-    searched again.
+    The conversion can be repeated, and several processes may do it at the same time. Unless `by_hand`, a converted
+    store is not searched again.
     """
     layout = context.layout
     if CHECKPOINT_IDS in context.settings.requires and not by_hand:
@@ -104,13 +104,13 @@ def _rename_all(layout: Layout, run: str, renamed: dict[CheckpointKey, Checkpoin
             except (CkstoreError, OSError) as error:  # a process has it open, or it belongs to another user
                 is_whole = False
                 left.append(f"{path.inner}: {why_of(error)}")
-        # Sync this even if nothing was renamed, since another process may have renamed a name and died (rule F).
+        # Sync this even if nothing was renamed, since another process may have renamed a directory and died (rule F).
         files.sync_directory(layout.checkpoints / run)
     return is_whole
 
 
 def _convert_tags(layout: Layout, renamed: Mapping[CheckpointKey, CheckpointKey]) -> tuple[list[str], list[str]]:
-    """Make the tags of a draft name ids; return the names of the changed tags, and the problems with others."""
+    """Make the tags of a draft name ids; return the names of the changed tags, and the problems with other tags."""
     done: list[str] = []
     left: list[str] = []
     for name, text in layout.tag_texts().items():

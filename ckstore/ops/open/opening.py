@@ -1,9 +1,9 @@
 """Create a store, or open one and recover it.
 
 A store exists as soon as ``store.json`` exists under its final name. A partly created store is completed by the next
-`create`. Several processes may create the same store at once: none removes a name that another has created, and
-``store.json`` is never replaced. Opening a store examines its filesystem and finds its catalog. Opening it for writing
-also moves dead saves to trash, and updates the catalog from the directories.
+`create`. Several processes may create the same store at the same time: none removes a name that another has created,
+and ``store.json`` is never replaced. Opening a store examines its filesystem and finds its catalog. Opening it for
+writing also moves dead saves to trash, and updates the catalog from the directories.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def _fill(layout: Layout, settings: StoreSettings) -> bool:
 
 def _make(layout: Layout, settings: StoreSettings, made: list[AnyPath]) -> None:
     _refuse_foreign(layout)
-    # `extend` with a generator adds each directory at once, so that they are in the list if a later one fails.
+    # `extend` with a generator adds each directory immediately, so that they are in the list if a later one fails.
     made.extend(directory for directory in layout.directories if links.make_directory(directory))
     # Test the place before creating store.json, so that no store exists in a place that cannot hold one.
     probe.try_links(layout.staging, layout.linked)
@@ -207,7 +207,7 @@ def remove_leftovers(layout: Layout) -> None:
 def recover(context: Context) -> list[str]:
     """Move dead stagings to trash, enter published checkpoints into the catalog, and empty the trash.
 
-    This function may be called repeatedly, and by several processes at once.
+    This function may be called repeatedly, and by several processes at the same time.
 
     Returns:
         Notes for the user.
@@ -289,7 +289,7 @@ def _unless_full() -> Iterator[None]:
 
 
 def try_recover(context: Context) -> list[str]:
-    """Recover the store, as `recover`, and return notes for the user. A system error becomes a note."""
+    """Call `recover`, and return notes for the user. A system error becomes a note."""
     try:
         return recover(context)
     except CkstoreError:

@@ -35,7 +35,7 @@ class StoredFile:
 
     def read(self, offset: int, length: int) -> bytes:
         """Return exactly these bytes."""
-        # Offsets come from the header of a container. An offset behind the end means damage and not a short read.
+        # Offsets come from the header of a container. An offset beyond the end means damage and not a short read.
         if offset + length > self.nbytes:
             msg = f"{self._record.path} has {self.nbytes} bytes, wanted those up to {offset + length}"
             raise DamagedBlob(msg, names=(self._record.path,))

@@ -142,7 +142,7 @@ def shards_of(plan: ExportPlan, most_bytes: int | None, stem: str = "model") -> 
 
 
 def index_of(shards: Sequence[ShardFile], tied: Mapping[str, str]) -> bytes:
-    """Return the index of several files. `tied` has the names that no file has, with those that they are tied to."""
+    """Return the index of several files. `tied` maps names that no file has to the names that they are tied to."""
     weight_map = {tensor.name: shard.name for shard in shards for tensor in shard.tensors}
     return render_index(weight_map, sum(tensor.nbytes for shard in shards for tensor in shard.tensors), tied)
 

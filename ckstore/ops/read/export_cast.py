@@ -65,7 +65,7 @@ def cast_plan(plan: ExportPlan, dtype: WeightDtype | None) -> ExportPlan:
 
 
 def source_dtype(leaf: LeafRecord, tensor: TensorToWrite) -> str:
-    """Return the dtype of a leaf, as safetensors has it."""
+    """Return the dtype of a leaf by its name in safetensors."""
     held = dtype_and_shape(leaf.kind, leaf.dtype, leaf.shape)
     return tensor.dtype if held is None else held[0]
 

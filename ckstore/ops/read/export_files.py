@@ -45,13 +45,13 @@ if TYPE_CHECKING:
     from ckstore.tensors.dtype_cast import DtypeCast
 
 MARGIN_BYTES = 2**20
-_READ_BYTES = 2**20  # how much of a file is read at once
+_READ_BYTES = 2**20  # how much of a file one read returns
 _ALGORITHM = ALGORITHMS["xxh3_128"]
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenPart:
-    """Bytes that were written at once: their place in the file, in one or several runs, and their digest."""
+    """Bytes that were written together: their place in the file, in one or several runs, and their digest."""
 
     start: int
     runs: Runs

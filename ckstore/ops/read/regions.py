@@ -65,7 +65,7 @@ class RegionReader:
             self._block_of_tiles(tiling, wanted, out, held)
             return
         if tiling is not None:
-            held = ()  # the pieces are not in row-major order, so `held` cannot be used, as in `held_share`
+            held = ()  # the pieces are not in row-major order, so `held` cannot be used; `held_share` assumes the same
         start = flat_start(shape, wanted)
         if start is not None:
             self.bytes(start, start + wanted.nbytes, out, held)

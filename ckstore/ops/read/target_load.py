@@ -69,7 +69,7 @@ class TargetContent:
 
 
 _contents: WeakValueDictionary[int, TargetContent] = WeakValueDictionary()
-"""Address of a tensor or an array -> the content of which it became a part in the last load of this process."""
+"""Address of a tensor or an array -> the content recorded by the last load of this process that filled it."""
 
 
 def end_contents(addresses: Iterable[int]) -> None:
@@ -89,7 +89,8 @@ def begin_content(content: TargetContent, addresses: Iterable[int]) -> None:
 class LoadReport:
     """The result of `load_into`. Its text lists the values that were not loaded exactly as in the checkpoint.
 
-    It shows at most 20 values of each kind. If there are such values, one `CkstoreWarning` also names the first ones.
+    The text shows at most 20 values of each kind. If there are such values, one `CkstoreWarning` also names the first
+    ones.
 
     Attributes:
         info: The checkpoint.
@@ -100,7 +101,7 @@ class LoadReport:
         cast: Names of converted values -> the conversion, such as ``float32 to bfloat16``, and how many values the new
             dtype cannot represent, if there are any.
         fresh: Names in an optimizer of the target that the checkpoint lacks because the parameter had no gradient
-            before it was saved. The optimizer starts without state for these parameters, as it did then.
+            before the save. The optimizer starts without state for these parameters, as when it was saved.
         read_bytes: Bytes that were read from the store. With `since`, at most the bytes that differ.
         received_bytes: Bytes that were downloaded from a remote. For encoded blobs, these are fewer than were read.
     """

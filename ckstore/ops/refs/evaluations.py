@@ -199,9 +199,10 @@ class Evaluator:
             )
 
     def end(self, *, tried: bool) -> None:
-        """End the evaluation of the last selected checkpoint. If it lacks the metric, others may evaluate it.
+        """End the evaluation of the last selected checkpoint.
 
-        `tried` is whether this counts as a failed evaluation in that case.
+        If the checkpoint lacks the metric, other evaluators may try it. `tried` is whether this evaluation then counts
+        as failed.
         """
         finish = evaluations.end if tried else evaluations.give_back
         while self._own:

@@ -218,8 +218,8 @@ def open_directory(context: Context, ref: AnyRef) -> CheckpointDirectory:
         except FileNotFoundError:  # the checkpoint was dropped before it was locked
             continue
         except InUse:
-            # A compaction keeps the former generation locked while it encodes others against it. The next try opens the
-            # latest generation.
+            # A compaction keeps the former generation locked while it encodes other checkpoints against it. The next
+            # try opens the latest generation.
             if find(context, ref).key == info.key:
                 raise
             continue
@@ -233,7 +233,7 @@ def open_directory(context: Context, ref: AnyRef) -> CheckpointDirectory:
 
 
 def open_listed(context: Context, info: CheckpointInfo) -> CheckpointDirectory:
-    """Open for reading a checkpoint that was just listed, as `open_directory`, but without listing its run again."""
+    """Open for reading a checkpoint that was just listed, like `open_directory`, but without listing its run again."""
     from ckstore.ops.check.validity import open_checked
 
     # If it was compacted, locked or damaged since, `open_directory` finds its new directory, waits, or raises.
@@ -311,7 +311,7 @@ def read_checkpoint(
 def read_checkpoint_into(
     context: Context, ref: AnyRef, read: Callable[[CheckpointDirectory], T], *, strict: bool, verify: bool
 ) -> T:
-    """Return the result of a `read` that fills a target, as `read_checkpoint`.
+    """Do the same as `read_checkpoint` for a `read` that fills a target.
 
     `strict` is whether `read` fills the whole target.
     """

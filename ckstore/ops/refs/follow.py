@@ -175,7 +175,7 @@ class Follower:
         new = [info for info in {info.id: info for info in found}.values() if info.id not in self._ids]
         new = [info for info in new if not info.superseded]
         self._ids |= {info.id for info in new}
-        # By id as well: a compaction of the checkpoint `after` gives it a later place in the order.
+        # Also compare by id: a compaction of the checkpoint `after` gives it a later place in the order.
         wanted = [
             info
             for info in new

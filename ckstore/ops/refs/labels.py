@@ -49,7 +49,7 @@ def _point(layout: Layout, tag: str, key: CheckpointKey) -> None:
 
 
 def move_tag(layout: Layout, tag: str, text: str | None, key: CheckpointKey) -> bool:
-    """Point `tag` to a checkpoint durably if its symlink still has the content `text`; return whether it had."""
+    """Point `tag` to a checkpoint durably if its symlink still has the content `text`; return whether it moved."""
     # Without the lock, the change of another process that has just moved or removed the tag could be reverted.
     with store_locks.lock_tags(layout, exclusive=True) as lock:
         if layout.tag_texts([tag]).get(tag) != text:

@@ -45,8 +45,8 @@ def take_newest_valid(context: Context, ref: str, take: Take[T], *, read_touched
     """Return the result of `take` for the newest valid checkpoint that `ref` requests, which is open meanwhile.
 
     A checkpoint that is damaged, even if only `take` detects it, is marked and skipped with a `CkstoreWarning`. If
-    another process has locked a checkpoint exclusively, to drop or to move it, this waits up to `LOCKED_S` for all of
-    them together, and then skips it in the same way.
+    other processes have exclusive locks on checkpoints, to drop or to move them, this function waits up to `LOCKED_S`
+    in total, and then skips these checkpoints in the same way.
 
     Args:
         context: The store.
@@ -163,7 +163,7 @@ def newest_valid(context: Context, ref: str) -> CheckpointInfo:
 def fill_from_newest_valid(
     context: Context, ref: str, read: Callable[[CheckpointDirectory], T], *, strict: bool, verify: bool
 ) -> T:
-    """As `take_newest_valid`, for a `read` that fills a target; with `strict` it fills the whole target."""
+    """Do the same as `take_newest_valid` for a `read` that fills a target. With `strict`, it fills the whole target."""
     # Without `strict`, a damaged checkpoint could leave values that the next one does not replace. Therefore each is
     # read and checked before the target is changed.
     begun: list[str] = []

@@ -117,7 +117,7 @@ def infos_at(
     seek: bool = False,
     torn: set[CheckpointKey] | None = None,
 ) -> list[CheckpointInfo]:
-    """Return the complete checkpoints in listed directories, as `infos`.
+    """Return the complete checkpoints in listed directories, like `infos`.
 
     The result may have fewer than `newest` checkpoints if some disappeared. With `seek`, the catalog is queried for
     each directory, which is fast for few.
@@ -322,7 +322,7 @@ def newest(context: Context, run: str | None) -> CheckpointInfo | None:
 
 
 def _newest(context: Context, run: str | None, torn: set[CheckpointKey]) -> CheckpointInfo | None:
-    """Return the newest checkpoint, as `newest`, and add the directories without a complete checkpoint to `torn`."""
+    """Return the newest checkpoint, like `newest`, and add the directories without a complete checkpoint to `torn`."""
     # Read the manifest of the found checkpoint and the manifest that was written last, which is usually the same one.
     # Therefore a row that differs from its manifest cannot make another checkpoint the newest.
     sured: set[str] = set()

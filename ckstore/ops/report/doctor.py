@@ -235,7 +235,7 @@ def _pins(context: Context) -> Findings:
 
 
 def _checkpoints(more: MoreChecks, context: Context) -> Findings:
-    """Examine all checkpoints. They are listed only once, which takes the most time for ten thousand checkpoints."""
+    """Examine all checkpoints. They are listed only once, since listing ten thousand takes the most time."""
     every = infos(context, superseded=True)
     listed = [info for info in every if not info.superseded]
     misplaced = [info for info in every if info.out_of_order]

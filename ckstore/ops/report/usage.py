@@ -50,7 +50,7 @@ def usage(context: Context) -> Usage:
 
 
 def usage_of(context: Context, listed: list[CheckpointInfo]) -> Usage:
-    """Return the space that the checkpoints take, as `usage`.
+    """Return the space that the checkpoints take, like `usage`.
 
     `listed` are all checkpoints of the store, including superseded ones, which were just listed.
     """

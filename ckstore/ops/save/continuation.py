@@ -41,7 +41,7 @@ _RESERVED_NS = 1_618_033_988 * 10**9
 The time distinguishes this directory from that of a run whose checkpoints were all deleted or renamed, and whose name
 is free. It is an even number of seconds, which every filesystem can store."""
 _drawn: dict[tuple[str, str], str] = {}
-"""Store and run -> the training of saves of this process there that continue no checkpoint."""
+"""Store and run -> the training of those saves of this process to the run that continue no checkpoint."""
 # A forked process is another training: it must not replace checkpoints of its parent process.
 os.register_at_fork(after_in_child=_drawn.clear)
 
@@ -116,7 +116,7 @@ def continue_saved(context: Context, info: CheckpointInfo, at_call: ParentAtCall
     if at_call is None or at_call.is_last(context, info.run):
         known[info.run] = Parent.saved(info, before)
     elif before is not None and before.origin == "saved":
-        # This checkpoint was published after that of a save that was called later. Record its sequence number, so that
+        # A save that was called later has published its checkpoint before this one. Record the sequence number, so that
         # the next save does not mistake it for a checkpoint of another process.
         known[info.run] = before._replace(sequence=max(before.sequence, info.sequence))
 

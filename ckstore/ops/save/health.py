@@ -90,7 +90,7 @@ class HealthCheck:
         return PieceCounter(self, form, window * size, nbytes if is_last else (window + 1) * size)
 
     def counting_new(self, source: ByteSource, nbytes: int) -> PieceCounter | None:
-        """Return the counter for a piece, as `counting`, but None if the piece was probably counted before.
+        """Return the counter for a piece, like `counting`, but None if the piece was probably counted before.
 
         Such a piece is hashed first. If its digest is known, it is not counted again.
         """

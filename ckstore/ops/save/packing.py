@@ -1,4 +1,4 @@
-"""Pack small tensors into shared blobs: find their pieces in existing packs, and write the others to new packs.
+"""Pack small tensors into shared blobs: find their pieces in existing packs, and write the rest to new packs.
 
 A pack is kept while one piece in it is used. To limit dead bytes in packs, a piece is reused only if one checkpoint or
 this save uses at least half of its pack. Otherwise the piece is written again to a new pack (docs/adr/0002-catalog.md).
@@ -520,7 +520,7 @@ def _healed(  # noqa: PLR0917
         if place.offset + place.length > size:
             return False
         data[place.offset : place.offset + place.length] = _read_again(context, source, digest)
-    # Install the pack only if all of it is right, because other checkpoints may need pieces that this save lacks.
+    # Install the pack only if all of it is intact, because other checkpoints may need pieces that this save lacks.
     if context.algorithm.digest(data) != blob:
         return False
     staging.put(blob, data)

@@ -145,7 +145,7 @@ class Recheck:
         return True
 
     def agrees_whole(self, digest: str) -> bool:
-        """Whether a claimed blob can be reused, as `agrees`, but by the digest of the whole blob."""
+        """Whether a claimed blob can be reused, like `agrees`, but by the digest of the whole blob."""
         if digest not in self._due or not self._may_go_on():
             return True
         return self.is_right(digest, self._known[digest].nbytes)

@@ -71,7 +71,7 @@ class RecordedSource:
         raise SaveFailed(f"the bytes {start} to {stop} of {self.name} are not available", hint=NEXT)
 
     def read_into(self, start: int, stop: int, out: memoryview) -> None:  # noqa: ARG002
-        """Raise, as `view`."""
+        """Raise like `view`."""
         self.view(start, stop)
 
     def changed(self) -> bool:

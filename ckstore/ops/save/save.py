@@ -310,8 +310,8 @@ def _finish(
             f"{manifest.name} of {manifest.created} has other content and was kept, "
             "so the state of this step is not saved"
         )
-    # Notify the trainer before tags and retention: if the saver process dies there, the trainer knows that the save
-    # succeeded.
+    # Notify the trainer before tags and retention: if the saver process dies during these, the trainer knows that the
+    # save succeeded.
     committed = CheckpointInfo.of(manifest, published.manifest_id, directory=published.key.directory)
     try:
         watch.committed(replace(committed, durable=context.durable))
@@ -553,7 +553,7 @@ def _tag(
                 for tag in tags:
                     try:
                         write_tag(context.layout, tag, published.key)
-                    # A tag that fails must not prevent the others.
+                    # A tag that fails must not prevent the other tags.
                     except OSError as error:
                         failed.add(tag)
                         notes.append(_untagged(published.manifest, tag, describe_os_error(error)))

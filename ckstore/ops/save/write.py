@@ -657,7 +657,7 @@ class _ChunkWriter:
         return readers[space]
 
     def _copy_again(self, chunk: _Chunk) -> memoryview:
-        """Copy a chunk to private memory, as `_copy`, and check that it still has its digest."""
+        """Copy a chunk to private memory, like `_copy`, and check that it still has its digest."""
         data, copied = self._copy(chunk.source, chunk.start, chunk.stop)
         if copied != chunk.piece:
             raise state_changed(chunk.source.name)

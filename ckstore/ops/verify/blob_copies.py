@@ -1,11 +1,11 @@
-"""Find right copies of blobs: in the store, in other stores, in copied checkpoints, and in any directory.
+"""Find intact copies of blobs: in the store, in other stores, in copied checkpoints, and in any directory.
 
-A right copy is a file with the right bytes. A copy is used only after its bytes were read and match the digest. If no
+An intact copy is a file with the right bytes. A copy is used only after its bytes were read and match the digest. If no
 copy of a blob is intact, the blob is assembled from its pieces, which can be recognized by their own digests in damaged
 copies and in other blobs.
 
-A file that cannot be read is not a right copy. If an error is not about the file (`files.NOT_OF_THE_FILE`), all
-functions of this module raise it. Otherwise a right copy would count as damaged and be put into quarantine.
+A file that cannot be read is not an intact copy. If an error is not about the file (`files.NOT_OF_THE_FILE`), all
+functions of this module raise it. Otherwise an intact copy would count as damaged and be put into quarantine.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Copies:
         self._sources = [_Tree(_check_source(path)) for path in sources]
 
     def whole(self, wanted: BlobRequest) -> Right | None:
-        """Return a right copy of a blob, or None."""
+        """Return an intact copy of a blob, or None."""
         unread: list[OSError] = []
         # Prefer copies in the store, which can be linked. Copies outside the store must be copied.
         for path in names_of(self._layout, wanted.digest):
@@ -108,7 +108,7 @@ class Copies:
         return None if found is None else Right(f"its encoded form in {found[1]}", data=found[0])
 
     def assembled(self, wanted: BlobRequest) -> Right | None:
-        """Return a blob assembled from right pieces, or None if some are missing."""
+        """Return a blob assembled from intact pieces, or None if some are missing."""
         same: list[File] = [
             *names_of(self._layout, wanted.digest),
             *(p for tree in self._sources for p in tree.named(wanted)),

@@ -28,7 +28,7 @@ def with_oldest_reading(context: Context, info: CheckpointInfo) -> CheckpointInf
 
 
 def record_readings(context: Context, digests: Iterable[str], read_ns: int) -> None:
-    """Record that blobs were read completely and are right. A failure only makes saves read them again sooner."""
+    """Record that blobs were read completely and are intact. A failure only makes saves read them again sooner."""
     try:
         context.catalog.record_readings(dict.fromkeys(digests, (read_ns, 0)), timeout_s=_TIMEOUT_S)
     except CkstoreError:  # then saves read the blobs sooner than necessary

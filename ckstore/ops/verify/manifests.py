@@ -27,7 +27,7 @@ def repair_manifest(context: Context, copies: Copies, key: CheckpointKey) -> tup
     path = context.layout.checkpoint(key)
     try:
         with CheckpointDirectory.at(path):
-            return None, ""  # the manifest is right, so another part of the directory is damaged
+            return None, ""  # the manifest is intact, so another part of the directory is damaged
     except (DamagedBlob, InUse, FileNotFoundError, NotADirectoryError):
         pass
     # Search by the id of the checkpoint: a manifest with only the same run and step may belong to another training. The

@@ -1,4 +1,4 @@
-"""Repair: put damaged blobs into quarantine, and replace them by right copies in every checkpoint that names them.
+"""Repair: put damaged blobs into quarantine, and replace them by intact copies in every checkpoint that names them.
 
 A repair works in its own staging directory and replaces each name by one rename, as a save does. If its process dies,
 every name has the old or the new copy, and the next opener moves the staging directory to trash.
@@ -176,7 +176,7 @@ def _repair_blob(
         status = dirfd_stat.status(path)
         if (status.st_dev, status.st_ino) not in right_inodes or (path == canonical and right is None):
             aside.append(path)
-    # Stage the right copy first, so that an error on a full disk prevents the quarantine.
+    # Stage the intact copy first, so that an error on a full disk prevents the quarantine.
     if right is not None:
         _stage(staging, digest, right)
     # Put the damaged files into quarantine before healing, which removes their last links in checkpoints.

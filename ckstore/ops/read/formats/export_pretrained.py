@@ -76,7 +76,7 @@ class _Plan:
 
     @property
     def tied(self) -> dict[str, str]:
-        """The tensors that are not written, with those that they are tied to."""
+        """Name of a tensor that is not written -> name of the tensor that it is tied to."""
         return {name: kept for source in self.weights for name, kept in source.tied.items()}
 
 
@@ -97,7 +97,7 @@ def export_pretrained(
     """Export an open checkpoint as the directory `path`; see `ckstore.Store.export`.
 
     `casts` has the dtype of the weights, and counts the values out of its range. `last` has further files: name ->
-    function that returns the content. It is called after the weights were written.
+    function that returns the content. The function is called after the weights were written.
     """
     casts = CastTally(None) if casts is None else casts
     manifest = directory.manifest
