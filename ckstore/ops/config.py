@@ -315,8 +315,8 @@ class StoreConfig:
 
     A separate process compacts, with a share of one processor, at a lower priority than the training. A save starts
     the process, at most every ten minutes, and it ends when no work is left. Tags, pins and `compact_keep` apply.
-    Writing and reading compacted checkpoints requires ``ckstore[compact]``.
-    `Store.compact` works without this setting. Default: None.
+    Writing and reading compacted checkpoints requires ``ckstore[compact]``. `Store.compact` works without this setting.
+    Default: None.
     """
 
     compact_share = _plain(config_file.COMPACT_SHARE)

@@ -4,8 +4,9 @@ An intact copy is a file with the right bytes. A copy is used only after its byt
 copy of a blob is intact, the blob is assembled from its pieces, which can be recognized by their own digests in damaged
 copies and in other blobs.
 
-A file that cannot be read is not an intact copy. If an error is not about the file (`files.NOT_OF_THE_FILE`), all
-functions of this module raise it. Otherwise an intact copy would count as damaged and be put into quarantine.
+A file that cannot be read is not an intact copy. An error that is not about the file (`files.NOT_OF_THE_FILE`)
+is raised by every function here that reads bytes. Otherwise an intact copy would count as damaged and be put into
+quarantine.
 """
 
 from __future__ import annotations
