@@ -17,7 +17,7 @@ _SECOND_NS = 10**9
 # An hour is a multiple of this period, so a stamp is still recognized if a copy shifts it by the offset of a time zone.
 _PERIOD_S = 300
 RENEW_AFTER_S = 24 * 3600
-"""A younger stamp is not renewed. Filesystems that purge old files keep them for at least a week."""
+"""A stamp younger than this is not renewed. Filesystems that purge old files keep them for at least a week."""
 _DRAFT_NS = 10**18
 """The time of every blob in stores of the previous draft. It is renewed like any old stamp."""
 
@@ -34,7 +34,7 @@ _SUSPECT = _Digits(nanoseconds=314_159_000, seconds=94)
 
 
 def is_stamp(mtime_ns: int) -> bool:
-    """Whether a blob has a time that only ckstore sets. If so, no program has written to it by ordinary means."""
+    """Whether the time of a blob is a stamp. If so, no program has written to the blob by ordinary means."""
     return mtime_ns == _DRAFT_NS or _is(_STAMP, mtime_ns)
 
 
@@ -54,7 +54,7 @@ def stamp(file: int | str | Path, *, dir_fd: int | None = None) -> None:
 
 
 def mark_suspect(file: int | str | Path, *, dir_fd: int | None = None) -> None:
-    """Set a blob to a current time that is no stamp and that no program sets. So saves read the blob before use."""
+    """Set the time of a blob to a current one that is no stamp. Saves then read the blob before they use it."""
     _set(_SUSPECT, file, dir_fd)
 
 

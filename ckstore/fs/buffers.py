@@ -21,9 +21,8 @@ def aligned_buffer(nbytes: int) -> memoryview:
     # 512 times fewer huge pages to fill. Shared anonymous memory has only small pages (docs/adr/0006-direct-io.md).
     #
     # A forked child gets zeros in the buffer. If it shared the pages, some kernels would copy them for the parent at
-    # the next write, and a running read of the disk would fill those of the child. The child must keep the mapping,
-    # unlike with MADV_DONTFORK. Otherwise, freeing the buffer in the child would unmap other memory at the same
-    # address.
+    # the next write, and a running read of the disk would fill the child's pages. MADV_DONTFORK would remove the
+    # mapping from the child. Freeing the buffer in the child would then unmap other memory at the same address.
     memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with suppress(OSError):  # with an older kernel, children get a copy
         memory.madvise(_WIPE_ON_FORK)

@@ -134,7 +134,7 @@ def check_on_disk(path: AnyPath, data: memoryview) -> None:
             f"{path} was written and made durable, but the disk cannot read it back: {error.strerror}"
         ) from error
     if wrong is not None:
-        raise _refused(f"{path} was written and made durable, but from byte {wrong} on the disk returns other bytes")
+        raise _refused(f"{path} was written and made durable, but the disk returns other bytes from byte {wrong} on")
 
 
 def _refused(found: str) -> SaveFailed:
@@ -146,7 +146,7 @@ def _first_difference(file: UncachedFile, data: memoryview) -> int | None:
     """Return the offset of the first part of a few MiB that differs from `data`, or None if all bytes are equal."""
     at = 0
     buffer = aligned_buffer(BUFFER_BYTES)
-    # It tries to read one byte more than was written, because a longer file is also wrong.
+    # One byte more than was written is requested, because a longer file is also wrong.
     while part := file.read(at, len(data) + 1, buffer):
         # A bytearray is compared with memcmp. Two memoryviews would be compared element by element.
         if bytearray(part) != data[at : at + len(part)]:

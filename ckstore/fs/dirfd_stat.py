@@ -1,4 +1,4 @@
-"""Places in a store, opened one directory at a time, and the owner of new files in them.
+"""Open places in a store one directory at a time, and give new files the owner of their directory.
 
 This is rule N of the design (docs/protocol.md, "Places in a store").
 
@@ -34,7 +34,7 @@ from ckstore.errors import BadInput
 CLOSED = -2
 """The value of a closed descriptor. With -1, `os.listdir` and `os.scandir` would list the working directory."""
 MOST_LEVELS = 16
-"""The number of levels that `walk` descends."""
+"""The number of levels of directories that `walk` lists, including the first one."""
 _OPEN_AT_ONCE = 32
 """The number of descriptors that are opened and closed together, which is faster."""
 
@@ -124,10 +124,11 @@ AnyPath: TypeAlias = StorePath | Path | str
 """A place in a store, or any other path."""
 
 
-class at:  # noqa: N801 - a with statement reads as a function
+class at:  # noqa: N801 - it is used like a function, in a with statement
     """Yield ``(dir_fd, name)`` of a place for a ``with`` block: `name` in the directory `dir_fd`.
 
-    A path outside a store and the root of a store are yielded unchanged. If the block raises an `OSError` with `name`
+    A path outside a store and the root of a store are yielded unchanged. An open directory itself has the name ``.``.
+    If the block raises an `OSError` with `name`
     as its file name, the file name is replaced by the whole path.
 
     Raises:
@@ -174,9 +175,10 @@ class at:  # noqa: N801 - a with statement reads as a function
 
 
 def open_at(where: AnyPath, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
-    """Open a place in a store, or any other path, closed on exec. A signal handler that raises does not leak it.
+    """Return a descriptor of a place in a store, or of any other path. A signal handler that raises does not leak it.
 
-    A new file in a store, or in a directory that is given as a descriptor, gets the owner of its directory.
+    The descriptor is closed on exec. A new file in a store, or in a directory that is given as a descriptor, gets the
+    owner of its directory.
     """
     if not isinstance(where, StorePath) and (dir_fd is None or not flags & os.O_CREAT):
         return open_descriptor(where, flags, mode, dir_fd=dir_fd)
@@ -217,7 +219,8 @@ def open_descriptor(path: str | os.PathLike[str], flags: int, mode: int = 0o777,
 
 def open_closed_streams() -> None:
     """Open stdin, stdout and stderr on the null device if the process was started without them (``>&-``)."""
-    # Otherwise, a file of the store could get such a number, and C code could print into it. SQLite does the same.
+    # Otherwise, a file of the store could get one of their numbers, and C code could print into it. SQLite does the
+    # same.
     fd = open_descriptor(os.devnull, os.O_RDWR)
     while fd <= 2:  # stdin, stdout and stderr
         os.set_inheritable(fd, True)
@@ -228,7 +231,7 @@ def open_closed_streams() -> None:
 def open_directory(where: AnyPath, *, dir_fd: int | None = None, flags: int = 0) -> int:
     """Return a descriptor of a directory, to list it, to lock it, or to make its names durable.
 
-    `flags` are used for the root and for paths outside stores. In a store, no symlink is followed in any case.
+    `flags` are added only for the root and for paths outside stores. In a store, no symlink is followed in any case.
     """
     if not isinstance(where, StorePath) or not where.parts:
         return open_at(where, os.O_RDONLY | os.O_DIRECTORY | flags, dir_fd=dir_fd)
@@ -290,7 +293,7 @@ def _step(fd: int, where: StorePath, level: int, st_dev: int | None, *, how: int
 
 
 def open_below(fd: int, name: str, how: int, st_dev: int | None) -> int:
-    """Return a descriptor of a directory in the open one `fd`. It must be on `st_dev`, if one is given."""
+    """Return a descriptor of the directory `name` in the open directory `fd`. It must be on `st_dev`, if given."""
     try:
         below = open_descriptor(name, how | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=fd)
     except OSError as error:
@@ -400,8 +403,8 @@ def entries(where: AnyPath) -> Iterator[Iterator[os.DirEntry[str]]]:
 def walk(top: StorePath, too_deep: list[StorePath] | None = None) -> Iterator[tuple[StorePath, os.stat_result]]:
     """Yield every file below a directory, except directories, with its status.
 
-    Vanished files and unreadable directories are skipped. So are directories deeper than `MOST_LEVELS`, which are added
-    to `too_deep`. A store has at most five levels.
+    Vanished files and unreadable directories are skipped. So are directories that are `MOST_LEVELS` or more levels
+    below `top`, which are added to `too_deep`. A store has at most five levels.
     """
     # One directory is open at a time.
     waiting = [top]
@@ -654,10 +657,11 @@ def _has(directory_fd: int, name: str) -> bool:
 
 
 def with_open_parents(places: Iterable[tuple[_T, StorePath]]) -> Iterator[tuple[_T, StorePath]]:
-    """Yield each item with its place, through its open directory. Consecutive places in one directory share it.
+    """Yield each item with its place in an open directory. Consecutive places in one directory share the open one.
 
-    A yielded place is valid until the next one is requested. If its directory does not exist, it is yielded unchanged.
-    Use it in a `for` statement, because after an error, the traceback of a comprehension would keep the directory open.
+    A yielded place is valid until the next one is requested. A place whose directory cannot be opened is yielded
+    unchanged. Use this function in a `for` statement, because after an error, the traceback of a comprehension would
+    keep the directory open.
     """
     parent: tuple[object, ...] | None = None
     held: OpenDir | None = None

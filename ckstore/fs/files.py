@@ -1,8 +1,8 @@
-"""Files: create them, make them durable, and read them exactly. Every write of the store uses this module.
+"""Create files, make them durable, and read them exactly. Every write of the store uses this module.
 
-It relies on these facts, which were measured on ext4 and XFS. `fsync` reports an error once. So it is called once, on
-the descriptor that wrote, and never repeated. A new name is durable after `fsync` of its directory. A rename is durable
-after `fsync` of both parents.
+The module relies on these facts, which were measured on ext4 and XFS. `fsync` reports an error once. So it is called
+once, on the descriptor that wrote, and never repeated. A new name is durable after `fsync` of its directory. A rename
+is durable after `fsync` of both parents.
 """
 
 from __future__ import annotations
@@ -348,7 +348,7 @@ def opened_directory(path: AnyPath) -> Iterator[int]:
 
 
 def mode_in(dir_fd: int) -> int:
-    """Return permissions for a changeable file: its owner's, and those that its directory grants to other users."""
+    """Return the permissions of a changeable file: its owner may read and write, others as far as in its directory."""
     return 0o600 | stat.S_IMODE(os.fstat(dir_fd).st_mode) & 0o666
 
 
@@ -402,8 +402,8 @@ def read_file(path: AnyPath, *, most_bytes: int, dir_fd: int | None = None, is_b
 
     Raises:
         FileNotFoundError: The file does not exist.
-        DamagedBlob: It is not a regular file, it is larger than `most_bytes`, or it is a document with holes. Blobs may
-            have holes, since some programs copy zeros as holes.
+        DamagedBlob: It is not a regular file, it is larger than `most_bytes`, or it is a large document with holes.
+            Blobs may have holes, since some programs copy zeros as holes.
     """
     with opened_regular(path, dir_fd=dir_fd) as fd:
         size = os.fstat(fd).st_size
@@ -435,8 +435,8 @@ def is_cached(fd: int, offset: int) -> bool:
 
 
 def on_local_disk(fd: int) -> bool:
-    """Whether the filesystem of an open file is on a block device. Network and memory filesystems are not."""
-    # Filesystems without a block device (NFS, tmpfs, FUSE) have anonymous devices, whose major number is 0.
+    """Whether an open file is on a block device. False for network and memory filesystems, and also for btrfs."""
+    # Such filesystems (NFS, tmpfs, FUSE, btrfs, overlayfs) have anonymous devices, whose major number is 0.
     return os.major(os.fstat(fd).st_dev) != 0
 
 

@@ -33,7 +33,7 @@ _DELETED = " (deleted)"
 # Descriptors with these targets are no files of a filesystem.
 _NO_FILES = ("socket:", "pipe:", "anon_inode:")
 _IO_URING = "anon_inode:[io_uring]"
-# The maximum length of a command line in a message, in characters. That of a launcher can have megabytes.
+# The maximum length of a command line in a message, in characters. A launcher's command line can have megabytes.
 _COMMAND_MOST = 200
 _INFO_INODE = re.compile(rb"^ino:\s*(\d+)$", re.MULTILINE)
 _INFO_FILE = re.compile(r"^\s*(\d+): (/.*)$")

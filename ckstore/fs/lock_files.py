@@ -1,9 +1,9 @@
-"""Locks that other hosts see: on regular files, because NFS, Lustre and FUSE lock directories only on one host.
+"""Locks on regular files, which other hosts see. NFS, Lustre and FUSE lock directories only within one host.
 
 A lock is a `flock`. NFS turns it into a lock of its server (flock(2)). CephFS, and Lustre with ``flock``, pass it to
 the server. A mount with ``nolock`` or ``local_lock`` keeps it local, which does no harm. The file remains when the lock
-ends. docs/adr/0016-lock-files.md explains why only an exclusive holder leaves a mark, which shows whether a lock was
-lost.
+ends. An exclusive holder writes a mark into the file, which shows later whether the lock was lost. The reasons are in
+docs/adr/0016-lock-files.md.
 """
 
 from __future__ import annotations
@@ -20,13 +20,12 @@ from ckstore.errors import InUse, UnsafePlace
 from ckstore.fs import dirfd_stat, files, links
 from ckstore.fs.dirfd_stat import StorePath, open_at
 
-# Polled, since a blocking flock has no deadline: at first a millisecond, then seldom enough for a lock server.
+# Locks are polled, since a blocking flock has no deadline. The pause grows, to spare the lock server.
 _POLL_FIRST_S = 0.001
 _POLL_MOST_S = 0.1
-# Each try loses only if the file was replaced in the same moment; a hundred of those in a row are a broken
-# filesystem.
+# A try fails only if the file is replaced at the same moment. A hundred failures in a row mean a broken filesystem.
 _TRIES = 100
-# As private or as shared as the folder: a user who may write to the store may lock it.
+# A lock file is as private or as shared as its folder, since every user who may write to the store may lock it.
 _OWNER = 0o600
 _OTHERS = 0o666
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
@@ -35,7 +34,8 @@ _TEMPORARY = ".new-"
 BUSY = (errno.EAGAIN, errno.EACCES)
 """Errors of `flock` if another process has the lock. NFS locks at the server, and can report EACCES."""
 _NONE_HERE = (errno.ENOSYS, errno.EOPNOTSUPP)
-"""The mount has no locks on files, such as Lustre without ``flock``. Locks are then local to one host."""
+"""Errors of `flock` if the mount has no locks on files, such as Lustre without ``flock``. Then only the directory is
+locked, within one host."""
 
 
 class LockFile:
@@ -58,10 +58,10 @@ class LockFile:
         for _ in range(_TRIES):
             lock = cls(path, kind)
             try:
-                # For writing: NFS takes an exclusive lock only on a descriptor that may write.
+                # The file is open for writing, because NFS grants an exclusive lock only on such a descriptor.
                 lock._fd = _opened(path)
                 lock._wait(deadline)
-                # Locked, then looked at: a file that was unlinked and made again meanwhile is another lock.
+                # The name is checked after locking, because a file that was removed and created again is another lock.
                 if lock._is_there():
                     lock._begin(exclusive=exclusive)
                     return lock
@@ -73,7 +73,7 @@ class LockFile:
 
     @classmethod
     def make(cls, path: StorePath, data: bytes) -> Self:
-        """Create the file with this content, locked before it has its name. So no process sees it without its owner.
+        """Create the file with this content. It is locked before it gets its name, so no process sees it unlocked.
 
         Raises:
             FileExistsError: The file exists.
@@ -86,10 +86,10 @@ class LockFile:
                 _share_as_folder(lock._fd, path.parent)
                 lock._lock_fresh()
                 files.write_all(lock._fd, memoryview(data))
-                # Another host reads it as soon as it has its name, and must not find it empty.
+                # Another host may read the file as soon as it has its name, and must not find it empty.
                 os.fsync(lock._fd)
                 links.link(fresh, path)
-            except FileNotFoundError:  # gc took the file for one that a dead process left
+            except FileNotFoundError:  # gc mistook the file for a leftover of a dead process
                 lock.close()
             except BaseException:
                 lock.close()
@@ -123,7 +123,8 @@ class LockFile:
     def _asked(self) -> bool:
         """Request the lock once. Return whether it is held, or True if the filesystem has no locks."""
         try:
-            # Asking for a lock that is held changes nothing, and after a server restart it asks for it again.
+            # If this process has the lock, the request changes nothing. After a server restart, it obtains the lock
+            # again.
             fcntl.flock(self._fd, self._kind | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno in BUSY:
@@ -139,16 +140,17 @@ class LockFile:
         mark = uuid.uuid4().hex.encode()
         try:
             if os.pwrite(self._fd, mark, 0) == len(mark):
-                # Else a holder that loses the lock could write its own mark over that of the next one, whose host might
-                # die, too, before the server has it.
+                # Without the fsync, this host could lose the lock and then write its cached mark over that of the next
+                # holder.
                 os.fsync(self._fd)
                 self._mark = mark
                 return
         except OSError as error:
             if error.errno not in files.NO_SPACE:
                 raise
-        # Without a mark of its own it can still notice that another holder wrote one.
-        self._mark = self._read()  # on a full disk, which must not keep a process from freeing it
+        # A full disk must not keep a process from freeing space. So the lock is held without a mark of its own, and
+        # still detects that another holder wrote one.
+        self._mark = self._read()
 
     def _read(self) -> bytes:
         """Return the mark from a newly opened file, which shows the writes of other hosts."""
@@ -174,7 +176,7 @@ class LockFile:
         reason = "another process holds it"
         try:
             if self._asked():
-                # The lock may be ours again and not have been ours all the time: only the mark tells (docs/adr/0016).
+                # Another process may have had the lock in between. Only the mark shows that (docs/adr/0016).
                 if self._is_there() and self._read() == self._mark:
                     return
                 reason = "another process held it meanwhile"
@@ -187,11 +189,12 @@ class LockFile:
         """Release the lock. Repeated calls do nothing, and a forked child releases nothing."""
         if self._fd < 0:
             return
-        # A lock that cannot be released was lost, or ends with the descriptor, through which only a mark was written.
+        # Errors are ignored. A lock that cannot be released was lost or ends with the descriptor, and the only data
+        # written through the descriptor is a durable mark or owner.
         with suppress(OSError):
             try:
-                # A flock belongs to the open file, which a fork shares: a child that unlocks takes the lock from its
-                # parent.
+                # A flock belongs to the open file, which a forked child shares. If the child unlocked it, the parent
+                # would lose its lock.
                 if os.getpid() == self._owner:
                     fcntl.flock(self._fd, fcntl.LOCK_UN)
             finally:
@@ -200,7 +203,7 @@ class LockFile:
                     os.close(fd)
 
     def __del__(self) -> None:
-        self.close()  # what a signal handler raised kept it from its owner
+        self.close()  # a signal handler may have raised before the caller got the lock
 
 
 def service_failed(error: InUse) -> bool:
@@ -209,11 +212,14 @@ def service_failed(error: InUse) -> bool:
 
 
 def is_locked(path: StorePath) -> bool:
-    """Whether a process has the file locked against all others, as far as this host sees it."""
-    # Raises DamagedBlob: it is not a regular file; a pipe is not waited for.
+    """Whether a process has an exclusive lock on the file, as far as this host sees it.
+
+    Raises:
+        DamagedBlob: It is not a regular file. A pipe does not block.
+    """
     with files.opened_regular(path) as fd:
         try:
-            # Shared: two processes that ask at once must not take each other for the owner.
+            # The lock is shared, so that two processes that test at once do not mistake each other for the owner.
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno in BUSY:
@@ -243,8 +249,8 @@ def _make(path: StorePath) -> None:
     fd = open_at(fresh, _NEW, _OWNER)
     try:
         _share_as_folder(fd, path.parent)
-        with suppress(FileExistsError, FileNotFoundError):  # another process was faster, or swept it as a dead one's
-            # A link, not a rename: rename would put a new inode over a lock that another host holds.
+        with suppress(FileExistsError, FileNotFoundError):  # another process was faster, or gc removed `fresh`
+            # The file is linked, because a rename would replace a file that another host has locked.
             links.link(fresh, path)
     finally:
         os.close(fd)
@@ -257,17 +263,18 @@ def _temporary_in(folder: StorePath) -> StorePath:
 
 
 def _share_as_folder(fd: int, folder: StorePath) -> None:
-    # Before the link: a file that others see with narrower rights would refuse their lock.
+    # The mode is set before the link. Otherwise, other users could find a file that they may not open to lock it.
     os.fchmod(fd, _OWNER | dirfd_stat.status(folder).st_mode & _OTHERS)
 
 
 def leftovers(folder: StorePath) -> list[StorePath]:
     """Return the temporary lock files in `folder` of processes that died, or were suspended, while creating them."""
-    # None of them is a lock: it has its own name once it is whole, and who makes it begins again where it was unlinked.
+    # None of them is a lock that is in use, because a lock file gets its name when it is complete. If a temporary file
+    # is removed, its process begins again.
     try:
         with dirfd_stat.entries(folder) as entries:
             found = [entry.name for entry in entries if entry.is_file(follow_symlinks=False)]
     except FileNotFoundError:
         return []
-    # Only those: the lock files themselves stay, since two hosts may hold two inodes of one name otherwise.
+    # The lock files themselves remain. If one was removed, two hosts could lock two inodes of the same name.
     return [folder / name for name in sorted(found) if name.startswith(_TEMPORARY)]

@@ -3,7 +3,7 @@
 To use a directory, hold a shared `flock` on the directory itself. To remove it, hold the exclusive one, taken without
 waiting. After every lock, the path must still refer to the locked inode. A directory that was renamed away and created
 again is another one. The lock follows a rename, needs only read permission, and ends with its holder. A forked child
-closes its copies, because a lock lasts as long as any descriptor of its open file.
+closes its copies of the descriptors, because a lock lasts as long as any descriptor of its open file.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from ckstore.fs.dirfd_stat import CLOSED, AnyPath, OpenDir, StorePath, at, close
 from ckstore.fs.lock_files import BUSY, LockFile
 from ckstore.fs.lock_holders import named_holders
 
-# Polled, since a blocking flock has no deadline; a save holds the lock of a run for some system calls only.
+# Locks are polled, since a blocking flock has no deadline. A save holds the lock of a run only for some system calls.
 _POLL_FIRST_S = 0.001
-# Twenty looks a second cost nothing, and a waiting save loses no more than this.
+# Twenty polls a second cost nothing, and a waiting save loses no more time than one pause.
 _POLL_MOST_S = 0.05
-# Each try loses only if the directory was replaced between open and lock.
+# A try fails only if the directory was replaced between open and lock.
 _LOCK_TRIES = 100
 
-# Weak, so that a forgotten lock is released when it is collected, and warns.
+# The set is weak, so that a forgotten lock is collected. Then it is released with a warning.
 _held: weakref.WeakSet[DirectoryLock] = weakref.WeakSet()
 
 
@@ -43,7 +43,7 @@ class DirectoryLock:
     def __init__(self, where: AnyPath) -> None:
         self.fd = CLOSED
         self._where = where
-        self.file: LockFile | None = None  # the lock that other hosts see and that goes with this one
+        self.file: LockFile | None = None  # the lock of the same thing that other hosts see, if there is one
         self._owner = os.getpid()
         self._thread = get_ident()
         self._inode: tuple[int, int] | None = None
@@ -54,13 +54,16 @@ class DirectoryLock:
         """Release the lock. Repeated calls do nothing."""
         if self.fd < 0:
             return
-        # In the opposite order of taking: the directory's lock keeps other processes of this host out until the end.
+        # The lock file was locked last, so it is released first. Until the end, the lock on the directory keeps other
+        # processes of this host out.
         if self.file is not None:
             self.file.close()
-        # Nothing is written through this descriptor, and closing its last copy releases the lock: errors say nothing.
+        # Errors are ignored, because nothing is written through this descriptor, and closing its last copy releases the
+        # lock.
         with contextlib.suppress(OSError):
             try:
-                # A child's copy must not keep the lock, so it is released explicitly; nor may a child release it.
+                # The lock is released explicitly, so that a forked child's copy does not keep it. A child must not
+                # release it.
                 if os.getpid() == self._owner:
                     fcntl.flock(self.fd, fcntl.LOCK_UN)
             finally:
@@ -88,9 +91,14 @@ class DirectoryLock:
 
     @contextlib.contextmanager
     def let_go(self, *, timeout_s: float = 10.0) -> Iterator[None]:
-        """Unlock the directory during the block. Then lock it for use again, waiting like `lock_shared`."""
-        # After an error of the block, Ctrl-C too, it stays unlocked: a wait, or an `InUse`, would take the error's
-        # place. Raises FileNotFoundError: it is gone, or was replaced. Raises InUse: another process has it by now.
+        """Unlock the directory during the block. Then lock it for use again, waiting like `lock_shared`.
+
+        Raises:
+            FileNotFoundError: The directory was removed or replaced.
+            InUse: Another process has it locked now.
+        """
+        # If the block raises, also by Ctrl-C, the directory remains unlocked. A wait or an `InUse` would hide the
+        # error.
         fcntl.flock(self.fd, fcntl.LOCK_UN)
         yield
         _wait_for(self.fd, fcntl.LOCK_SH, time.monotonic() + timeout_s, self._where)
@@ -99,7 +107,7 @@ class DirectoryLock:
 
     @property
     def path(self) -> str:
-        """The path under which it was locked."""
+        """The path under which the directory was locked."""
         return str(self._where)
 
     @property
@@ -115,8 +123,8 @@ class DirectoryLock:
 
     def names(self, path: AnyPath) -> bool:
         """Whether `path` still refers to the locked directory."""
-        # Which one that is, is asked once: a filesystem in user space may look up an open directory by its last path,
-        # and after a rename whose answer was lost that is another one's.
+        # The inode of the locked directory is read only once. A filesystem in user space may look up an open directory
+        # by its last known path. After a rename whose answer was lost, that path may belong to another directory.
         try:
             with at(path) as (parent, name):
                 current = os.stat(name, dir_fd=parent, follow_symlinks=False)
@@ -125,7 +133,7 @@ class DirectoryLock:
         if self._inode is None:
             mine = os.fstat(self.fd)
             self._inode = mine.st_dev, mine.st_ino
-        # Rule L: a directory that was renamed away and made again has another inode, and another lock.
+        # A directory that was renamed away and created again has another inode and another lock (rule L).
         return (current.st_dev, current.st_ino) == self._inode
 
     def __del__(self) -> None:
@@ -145,7 +153,7 @@ def _forget_in_child() -> None:
         lock.release()
 
 
-# A lock lives as long as any copy of its descriptor: a forked data loader would keep a checkpoint locked for hours.
+# A lock lasts as long as any copy of its descriptor, so a forked data loader would keep a checkpoint locked for hours.
 os.register_at_fork(after_in_child=_forget_in_child)
 
 
@@ -168,9 +176,9 @@ def try_exclusive(path: AnyPath) -> DirectoryLock | None:
 
 
 def open_unlocked(path: AnyPath) -> DirectoryLock:
-    """Open the directory `path` like a locked one, without its lock.
+    """Open the directory `path` as a `DirectoryLock` that holds no lock.
 
-    A reading of its contents is valid if the lock still `names` the path afterwards, because a process that deletes a
+    Contents that were read are valid if `names` is still true for the path afterwards, because a process that deletes a
     directory renames it first.
     """
     lock = DirectoryLock(path)
@@ -203,11 +211,11 @@ def _lock(path: AnyPath, kind: int, timeout_s: float) -> DirectoryLock:
     for _ in range(_LOCK_TRIES):
         lock = DirectoryLock(path)
         try:
-            # A new open file each time: flocks of one process on two open files exclude each other, as two threads
-            # must.
+            # Each lock has its own open file. The flocks of one process on two open files exclude each other, and so
+            # two threads exclude each other.
             lock.fd = open_directory(path, flags=os.O_NOFOLLOW)
             _wait_for(lock.fd, kind, deadline, path)
-            # gc may have moved the directory to trash between open and lock: then the lock protects nothing.
+            # gc may have moved the directory to trash between open and lock. Then the lock protects nothing.
             if lock.names(path):
                 return lock
         except BaseException:
@@ -221,18 +229,19 @@ def _wait_for(fd: int, kind: int, deadline: float, path: AnyPath) -> None:
     pause_s = _POLL_FIRST_S
     while True:
         try:
-            # Never a blocking flock: it would wait without a deadline for a holder that was stopped.
+            # A blocking flock would wait without a deadline for a holder that was stopped.
             fcntl.flock(fd, kind | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno not in BUSY:
                 raise
         else:
             return
-        # Only after a refusal: the common case pays nothing for it.
+        # This is checked only after a refusal, so that it costs nothing in the common case.
         _refuse_own(fd, path)
         left_s = deadline - time.monotonic()
         if left_s <= 0:
-            # Only after a wait: those who only try a lock meet a refusal in each of a thousand directories.
+            # The holders are named only after a wait. A caller that only tries the lock may be refused in each of a
+            # thousand directories.
             who = named_holders(os.fstat(fd)) if pause_s > _POLL_FIRST_S else ""
             msg = f"{path} is locked by another process{who}"
             raise InUse(msg, hint="wait until it is done; the lock ends with its holder")
@@ -241,8 +250,8 @@ def _wait_for(fd: int, kind: int, deadline: float, path: AnyPath) -> None:
 
 
 def _refuse_own(fd: int, path: AnyPath) -> None:
-    """Raise if this same thread holds the lock that it would wait for, as when a signal handler interrupted it."""
-    # Raises InUse then: waiting would end with the deadline only.
+    """Raise `InUse` if this thread itself holds the lock, as when a signal handler interrupted a call."""
+    # Waiting for its own lock would only end with the deadline.
     status = os.fstat(fd)
     inode = (status.st_dev, status.st_ino)
     if any(lock.fd != fd and lock.is_of_this_thread(inode) for lock in list(_held)):

@@ -17,7 +17,7 @@ _FORBIDDEN = frozenset((errno.EPERM, errno.EACCES, errno.ENOSYS))
 
 def open_memory(name: str) -> int:
     """Return a descriptor of a new, empty file in memory, which the caller closes. /proc shows `name` for it."""
-    # If a filter of system calls forbids memfd_create, it is a file of ``/dev/shm`` whose name was removed.
+    # If a filter of system calls forbids memfd_create, the file is created in ``/dev/shm``, and its name is removed.
     try:
         return os.memfd_create(name, os.MFD_CLOEXEC)
     except OSError as error:

@@ -24,7 +24,7 @@ from ckstore.fs import files, links, locks
 
 _CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
-# Only the owner may access the tree until it is complete. The final modes are set immediately before the rename.
+# Only the owner may access the tree until it is complete. Directories get their final modes just before the rename.
 _BUILD_MODE = 0o700
 # A try fails only if another builder removes the directory, or if another user guesses 48 random bits.
 _CREATE_TRIES = 100
@@ -104,7 +104,7 @@ class NewTree:
             os.symlink(target, name, dir_fd=parent)
 
     def set_mtime(self, path: str, mtime_ns: int) -> None:
-        """Set the modification time of a file or directory. Call it after the last name was created in a directory."""
+        """Set the modification time of a file, or of a directory after the last name was created in it."""
         with self._parent(path) as (parent, name):
             os.utime(name, ns=(mtime_ns, mtime_ns), dir_fd=parent, follow_symlinks=False)
 
@@ -304,7 +304,8 @@ def remove_published(path: Path) -> None:
 def _remove(path: Path, lock: locks.DirectoryLock) -> None:
     """Remove the locked tree, even if a directory in it already has its final permissions."""
     # The contents are removed through the descriptor. If another user replaced `path`, only an empty directory is
-    # removed there. After an error it tries once more, because a call on a shared filesystem may get a stale handle.
+    # removed there. After an error, the removal is repeated once, because a call on a shared filesystem may get a stale
+    # handle.
     try:
         _empty(lock.fd)
         os.rmdir(path)

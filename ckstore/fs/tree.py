@@ -2,6 +2,7 @@
 
 Folders of other programs, which may be hostile, are only accessed with this module. Every step below the path that the
 user named uses a descriptor and follows no symlink (`ckstore.fs.dirfd_stat`), and only regular files are read.
+`files_below` is an exception: it lists the user's own files by their paths.
 """
 
 from __future__ import annotations

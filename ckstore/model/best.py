@@ -19,7 +19,7 @@ _COUNT = re.compile(r"[0-9]{1,16}\Z")
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """The `n` checkpoints with the best value of a metric. Of equal values, the newest is the best. NaN never counts.
+    """The `n` checkpoints with the best values of a metric. Of equal ones, the newest is the best. NaN never counts.
 
     Attributes:
         metric: Name of the metric, as given to `Store.save` or `Store.annotate`.

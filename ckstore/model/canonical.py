@@ -37,8 +37,8 @@ def canonical_json(value: object) -> bytes:
 def canonical_text(value: object) -> str:
     """Return the text of `canonical_json` before it is encoded to bytes.
 
-    A value has exactly one text. Digests cover it, so the same value with spaces or in another order would have another
-    digest.
+    A value has exactly one text. Digests cover the text, so the same value with spaces or in another order would have
+    another digest.
     """
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
 
@@ -56,7 +56,7 @@ def encode_metric(value: float) -> int | float | str:
 def fits_json(text: str) -> bool:
     """Return whether JSON preserves `text`.
 
-    A JSON reader joins two surrogates that form a pair to one character.
+    A JSON reader joins two surrogates that form a pair into one character.
     """
     return text.isascii() or _PAIR.search(text) is None
 

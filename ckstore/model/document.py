@@ -80,7 +80,7 @@ def is_big_decimal(text: object) -> bool:
 
 
 def int_of_decimal(text: str) -> int:
-    """Return the integer in a text from `decimal_of_int` or accepted by `is_big_decimal`, of bounded length."""
+    """Return the integer of a decimal text from `decimal_of_int`, or of one that `is_big_decimal` accepted."""
     digits = text.removeprefix("-")
     value = 0
     for i in range(0, len(digits), PART_DIGITS):
@@ -125,7 +125,7 @@ def parse_object(data: bytes | memoryview, *, where: str) -> dict[str, Any]:
     try:
         text = str(data, "ascii")
         # Use hooks instead of a later traversal, because the scanner drops one of two equal names, and int() of
-        # millions of digits takes very long. No hook is called if all integers are short.
+        # millions of digits takes very long. The hook for integers is set only if the document may have long ones.
         value = json.loads(
             text,
             object_pairs_hook=_object,
@@ -169,7 +169,7 @@ def check_format(members: Mapping[str, Any], format: str, newest: int, where: st
 
 
 def parse_foreign(data: bytes) -> Any:
-    """Return the value of JSON from another program, by Python's own rules except for the length of numbers.
+    """Return the value of JSON from another program, by Python's own rules except for the length of integers.
 
     The slower hook is used only for a document with long numbers.
     """

@@ -28,7 +28,7 @@ class Reach(NamedTuple):
     """How far file locks reach."""
 
     hosts: bool | None  # whether locks reach other hosts; None if unknown
-    why: str = ""  # the mount option whose presence or absence prevents it; empty otherwise
+    why: str = ""  # the mount option whose presence or absence keeps locks local; empty otherwise
     mended: str = ""  # how to mount the filesystem so that locks reach other hosts
 
 

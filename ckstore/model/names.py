@@ -114,7 +114,7 @@ def key_of(run: str, directory: str) -> CheckpointKey | None:
 
 
 def keys_in(run: str, names: Mapping[str, int]) -> dict[CheckpointKey, int]:
-    """Return the numbers of the names in a run that are names of checkpoints, by their keys."""
+    """Return the key of each name in a run that is the name of a checkpoint, with the number of the name."""
     return {key: number for name, number in names.items() if (key := key_of(run, name)) is not None}
 
 
@@ -131,7 +131,7 @@ def join_key(path: str, key: str) -> str:
 
 
 def plain(name: str) -> str:
-    r"""Return a name without escapes, such as ``model.0.weight`` for ``model.0\.weight``; not injective."""
+    r"""Return a name without escapes, such as ``model.0.weight`` for ``model.0\.weight``. Names may become equal."""
     if "\\" not in name:
         return name
     return _ESCAPE.sub(r"\1", name) if "\\\\" in name or name[-1] == "\\" else name.replace("\\", "")

@@ -48,7 +48,7 @@ def to_write(document: D, parse: Callable[[bytes, str], D], *, most_bytes: int, 
     """
     plain = document.render()
     data = seal(plain)
-    # Readers refuse a larger file, so one pin or annotation too many would make all of them unreadable.
+    # Readers refuse a larger file, so one annotation too many would make all annotations unreadable.
     if len(data) > most_bytes:
         msg = f"{where} would have {len(data)} bytes, more than the {most_bytes} that ckstore reads. It was not changed"
         raise BadInput(msg, hint="write less data into it")

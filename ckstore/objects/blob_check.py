@@ -51,7 +51,7 @@ class ReadMode:
 def check_blob(
     directory: CheckpointDirectory, blob: BlobRecord, pieces: Iterable[Piece], how: ReadMode, *, whole: bool = True
 ) -> Checked:
-    """Check a blob of an open checkpoint."""
+    """Check a blob of an open checkpoint, and some of its pieces. Without `whole`, only these pieces are read."""
     # The bytes are read from the disk (`ckstore.fs.direct`). If times may be set, a right blob without a stamp is
     # stamped, and the stamp of a damaged blob is removed, so that no save relies on it. The stamp is the fixed time of
     # blobs (`ckstore.fs.blob_time`).

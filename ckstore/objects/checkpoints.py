@@ -115,7 +115,7 @@ def look(layout: Layout, key: CheckpointKey, *, lock: locks.DirectoryLock | None
 
 
 def lacks_blobs(layout: Layout, key: CheckpointKey) -> bool:
-    """Whether blobs of a checkpoint are missing or unreadable. It takes no lock, which could make an eviction fail."""
+    """Whether blobs of a checkpoint are missing or unreadable. A lock could make an eviction fail, so none is taken."""
     try:
         published = _looked_at_unlocked(layout, key).published
     except (FileNotFoundError, NotADirectoryError, PermissionError, OtherHash, DamagedBlob, InUse):
@@ -142,7 +142,7 @@ def end_restore(lock: locks.DirectoryLock, manifest: Manifest) -> bool:
         Whether all blobs are local.
     """
     is_local = not judge_blobs(lock.inside, lock.fd, manifest).elsewhere
-    # Do this first: if the process is killed afterwards, rows must not omit the new links.
+    # Do this first. If the process is killed afterwards, the rows of catalogs must not omit the new links.
     touch(lock)
     if is_local:
         remove_remote_only(lock)
@@ -151,7 +151,7 @@ def end_restore(lock: locks.DirectoryLock, manifest: Manifest) -> bool:
 
 
 def _looked_at_unlocked(layout: Layout, key: CheckpointKey) -> Verdict:
-    """Return the verdict on a locked directory. It is valid while the directory has its name."""
+    """Return the verdict on a directory without locking it. The verdict is valid while the directory has its name."""
     path = layout.checkpoint(key)
     for _ in range(_LOOK_TRIES):
         with locks.open_unlocked(path) as opened:

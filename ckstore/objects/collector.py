@@ -188,7 +188,7 @@ class Collector:
             # dies. The process that dropped the checkpoint may have died before it removed the row.
             self._enter([], trash.former_place(path.name))
             self._enter_all(others)
-            # Remove the manifest before the other documents, without which the checkpoint must not be restored.
+            # Remove the manifest first, so that the checkpoint cannot be restored without its other documents.
             for entry in sorted(others, key=lambda entry: entry.name != MANIFEST):
                 self._unlink_unless_open(entry)
             for folder in folders:

@@ -58,7 +58,7 @@ class Decoder:
         self._left_bytes = 0
 
     def read(self, digest: str, start: int, out: memoryview, what: str) -> None:
-        """Fill `out` with the bytes of a plain blob from `start`; `what` needs them. Damage may remain undetected."""
+        """Fill `out` with the bytes of a plain blob from `start`, for the value `what`. The digest is not compared."""
         self._left_bytes = _WORK_TIMES * (len(out) + TILE_BYTES)
         self._read(digest, start, out, what)
 

@@ -62,7 +62,7 @@ def publish_generation(
         check: Called before the rename with the exclusive lock of the former generation.
 
     Returns:
-        The key of the new generation, and the exclusive lock on the former generation, which the caller must drop.
+        The key of the new generation, and the exclusive lock on the former one. The caller must drop the former one.
 
     Raises:
         InUse: A process uses the former generation, it is damaged, or its directory has another checkpoint.

@@ -96,7 +96,7 @@ class NameCount:
         self.first: dict[holders.Inode, LastLink] = {}
 
     def add(self, digest: str, path: StorePath, status: os.stat_result | None = None) -> os.stat_result | None:
-        """Count a name if its file exists. Return the status of the file if this is its last name."""
+        """Count a name if its file exists. Return the status of the file if all of its names are counted now."""
         try:
             status = status or dirfd_stat.find(path)
         except PermissionError:  # it is in another user's directory; without this name, the blob counts as in use

@@ -177,8 +177,8 @@ class PieceReader:
         """Share the blocks of a piece with a file (reflink), without checking its bytes.
 
         Returns:
-            Whether the blocks are shared. None if the piece does not begin and end at block borders, so that it must be
-            copied on any filesystem.
+            Whether the blocks are shared. None if the piece is encoded, or does not begin and end at block borders, so
+            that it must be copied on any filesystem.
         """
         extent = part.extent
         if not has_file(self._directory, extent):
@@ -347,7 +347,7 @@ class PieceMaps:
 
     A run is the pieces of one storage. Runs of one piece must be mapped in the order of `place`. Runs in one pack share
     a mapping of the pack. Equal runs have the same position in the blobs, but a write to one must not change another.
-    Therefore no byte is mapped for two runs.
+    Therefore no two runs share mapped memory.
     """
 
     def __init__(self, directory: CheckpointDirectory) -> None:
@@ -363,7 +363,8 @@ class PieceMaps:
     def map(self, extents: Sequence[Extent], what: str) -> memoryview | None:
         """Return separate memory for a run of pieces, or None if it cannot be mapped.
 
-        It cannot be mapped if it is encoded, does not start at a page, or is already mapped.
+        It cannot be mapped if it is encoded, is damaged, has several pieces that are not whole pages, or overlaps a run
+        in a pack that is already mapped.
         """
         # An already mapped small run is not mapped again, since the number of mappings of a process is limited.
         if not all(has_file(self._directory, extent) for extent in extents):

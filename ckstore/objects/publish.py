@@ -38,8 +38,8 @@ _NAME_TRIES = 100
 _REOPEN = "the checkpoint may or may not exist after a restart of the machine; open the store again"
 # Listing a run under the lock may take seconds on a busy disk.
 _RUN_TIMEOUT_S = 30.0
-# The maximum time for which a save may have the hidden name. It waits for the lock, and then needs a few calls of the
-# server.
+# The maximum time for which a save may have the hidden name. In this time, it waits for the lock, and then makes a few
+# calls to the server.
 _HIDDEN_S = _RUN_TIMEOUT_S + 15.0
 _HIDDEN_PAUSE_S = 0.02
 
@@ -149,7 +149,8 @@ def _publish(
     """Search for other checkpoints of the step, and rename. Under the lock, both are one step for other processes."""
     layout = staging.layout
     # On a shared filesystem, the lock may not reach other hosts, so a hidden name serves as a lock. It is taken before
-    # the lock, whose mark would make a host that has the hidden name believe that its own lock was lost.
+    # the lock. Otherwise, a host that waits for the name would already have written its mark into the lock file, and
+    # the host that has the name would believe that its own lock was lost.
     hides = not layout.view.sees_locks and rule not in ("replace", "beside")
     source, published = hidden_at(layout, manifest.run, manifest.step) if hides else staging.path, False
     try:
@@ -202,7 +203,7 @@ def _hide(layout: Layout, staging: Staging, hidden: StorePath) -> None:
 
 def _took_away(layout: Layout, hidden: StorePath) -> bool:
     """Move a directory that has had the hidden name for too long to trash; return whether the name is free now."""
-    # Its save died, or it has stopped on another host, whose lock is not visible. In the latter case, the save will not
+    # Its save died, or was stopped on another host, whose lock is not visible. In the latter case, the save will not
     # find the name any more, and will fail.
     with suppress(FileNotFoundError):
         lock = locks.try_exclusive(hidden)

@@ -181,7 +181,7 @@ class Relinker:
     def _link_of(self, path: StorePath, right: Inode) -> StorePath | None:
         """Return a new name in the staging directory for the right file, or None if `path` is another file.
 
-        The result is also missing if the file cannot have another link.
+        The result is also None if the file is missing or cannot have another link.
         """
         fresh = self._staging / f"new-{next(self._serial)}"
         try:

@@ -1,9 +1,9 @@
 """Reserved space and inodes in ``reserve/``, so that checkpoints can be deleted when the disk is full.
 
 A process that frees space on a full filesystem first releases the reserve, and creates it again at the end. A save
-never releases it, because the data of the save would take that space, and then nothing could be freed. Writing a test
-file shows whether the filesystem is full, because its numbers do not include quotas (of a user, a project or a
-subvolume).
+never releases it, because the data of the save would take that space, and then nothing could be freed. A test file
+shows whether the filesystem is full, because the free space that the filesystem reports ignores quotas (of a user, a
+project or a subvolume).
 """
 
 from __future__ import annotations

@@ -32,8 +32,8 @@ _OFFER_TRIES = 20
 # A try to create the directory fails only if another process opens the store at the same moment and removes it as dead.
 _CREATE_TRIES = 20
 _TEMPORARY = "new-"
-# The owner is checked for this many of the newest checkpoints of a run. They share the most blobs with a save, and each
-# check costs one call.
+# The owner is checked for this many checkpoints of a run, those with the highest steps. They share the most blobs with
+# a save, and each check costs one call.
 _LOOKED_AT = 64
 _TRIED = 2
 _OTHER_RUNS = 32
@@ -119,7 +119,7 @@ class Staging:
         return False
 
     def _saved_by_us(self) -> list[StorePath]:
-        """Return the newest checkpoints of this user: two of the run, and one of each of the most recent other runs."""
+        """Return checkpoints of this user with high steps: two of the run, and one of each of the latest other runs."""
         if self._saved is None:
             # Other runs may also have the blobs: a frozen base, for example, is in all runs of a sweep.
             others = {
@@ -322,7 +322,8 @@ class Staging:
 
     def seal(self, manifest: bytes) -> None:
         """Write or replace the manifest, and make every name in the directory durable. Nothing may be added later."""
-        # Nothing reads the first manifest before the directory is published. A later one replaces it, so it is renamed.
+        # The first manifest is created under its name, because nothing reads it before the directory is published. A
+        # later one replaces it by a rename.
         path = self._own / MANIFEST
         fresh = self._own / f"{_TEMPORARY}{MANIFEST}" if self._sealed else path
         self._sealed = True

@@ -12,7 +12,7 @@ _MEMINFO = "/proc/meminfo"
 _OWN_GROUPS = "/proc/self/cgroup"
 _MOUNTS = "/proc/self/mountinfo"
 _NO_LIMIT_BYTES = 2**62
-"""A control group whose limit is this number of bytes or more has no limit. Then version 1 reports almost 2**63."""
+"""A limit of this many bytes or more means that the control group has none. Version 1 then reports almost 2**63."""
 
 
 class _Files(NamedTuple):

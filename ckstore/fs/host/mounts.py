@@ -37,7 +37,7 @@ _NONE = _Mount("", "", "", "", frozenset())
 
 
 def examine(path: Path, *, layers: int = _MOST_LAYERS) -> PlaceFacts:
-    """Inspect the filesystem of the directory `path`, and those below it, at most `layers` in total."""
+    """Inspect the filesystem of the directory `path` and the filesystems under it, at most `layers` in total."""
     mount = _mount_of(path)
     disk = _disk(mount)
     journal = None

@@ -16,7 +16,7 @@ from ckstore.fs.dirfd_stat import StorePath, open_at
 from ckstore.fs.host.mounts import mount_id
 
 TRY_PREFIX = ".try-"
-"""Prefix of the temporary names that `try_links` creates."""
+"""Prefix of the temporary names that `try_links` creates outside its own directory."""
 
 _OWN_PREFIX = "try-"
 # A try fails only if another process that opens the store at the same time removes the directory as a leftover.
@@ -74,7 +74,7 @@ def check_able(
 def try_links(staging: StorePath, others: Sequence[StorePath]) -> None:
     """Test the hardlinks and renames that a store needs, and whether names that differ only in case are different.
 
-    Otherwise, two runs or tags could have the same name.
+    If they are not, two runs or tags could have the same name.
     """
     # The test uses a new directory in `staging`, and locks it as a save does. So `remove_leftovers` can distinguish a
     # running test from the leftovers of a killed process.

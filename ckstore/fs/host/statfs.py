@@ -46,8 +46,8 @@ def magic_number(path: Path) -> int:
 def kind_by_number(path: Path) -> str:
     """Return the type of the filesystem of `path`, for use if the table of mounts is not available.
 
-    The result is empty for a filesystem of this machine, whose options and layers only the table contains. For an
-    unknown type, it is the number, as ``0x1234``.
+    The result is empty for a local filesystem, because only the table contains its options and layers. For an unknown
+    type, the result is the number, as ``0x1234``.
     """
     number = magic_number(path)
     return "" if number in _OF_THIS_MACHINE else _SHARED.get(number, f"{number:#x}")

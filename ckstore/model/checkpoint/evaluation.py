@@ -32,7 +32,7 @@ class RecordName(NamedTuple):
     id: str  # id of the checkpoint
     metric: str  # `metric_key` of the metric
     number: int  # 1 for the first evaluation of the checkpoint for this metric, 2 for the next, …
-    is_over: bool = False  # whether its process has recorded that it ended without the metric
+    is_over: bool = False  # whether the process has recorded that the evaluation ended without the metric
 
     @property
     def text(self) -> str:

@@ -23,7 +23,7 @@ _NAMES_MAX_BYTES = _WHAT_MAX_BYTES = 1900
 
 @dataclass(frozen=True, slots=True)
 class MarkEntry:
-    """One damage in a mark. Names and text are cut to the size that fits in a mark."""
+    """The damage to one blob, or to the manifest or directory. Names and text are cut so that they fit in a mark."""
 
     blob: str  # digest of the blob; empty for the manifest or the directory itself
     names: tuple[str, ...]  # values of the checkpoint that need the damaged bytes, at most 100
@@ -55,7 +55,7 @@ class Mark:
     """The damage that reads and verifications found in a checkpoint, and the time of the last finding."""
 
     found: str  # UTC, ``YYYY-MM-DDTHH:MM:SS.ffffffZ``
-    entries: tuple[MarkEntry, ...]  # empty only if the file cannot be parsed; even then it is a mark
+    entries: tuple[MarkEntry, ...]  # empty if the file cannot be parsed, which is still a mark
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "entries", self.entries[:_ENTRIES_MOST])

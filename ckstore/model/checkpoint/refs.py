@@ -56,12 +56,12 @@ VERIFIED_KINDS = ("latest-valid", "latest-healthy")
 
 
 def is_latest_valid(ref: object) -> bool:
-    """Return whether a ref means the newest valid checkpoint, healthy or not."""
+    """Return whether a ref means the newest valid checkpoint, or the newest valid one that is healthy."""
     return isinstance(ref, str) and ref.rpartition("@")[2] in VERIFIED_KINDS
 
 
 def why_skipped(kind: str, info: CheckpointInfo) -> str:
-    """Return the reason why a ref of this kind does not name a valid checkpoint, or an empty string."""
+    """Return the reason why a ref of this kind skips a valid checkpoint, or an empty string."""
     return f"unhealthy, since {info.unhealthy}" if kind == "latest-healthy" and info.unhealthy else ""
 
 
@@ -195,7 +195,7 @@ def nothing_saved(message: str, run: str | None) -> NoSuchRef:
 
 
 def _by_metric(ref: Ref, newest_first: Sequence[CheckpointInfo]) -> CheckpointInfo:
-    """Return the best checkpoint by a metric; a damaged one only if no other has the metric.
+    """Return the best checkpoint by a metric. Return a damaged one only if no undamaged one qualifies.
 
     Of equal checkpoints, the newest is the best. An unhealthy checkpoint is never the best, whatever its metric, so
     that a load of the best returns no NaN.

@@ -151,7 +151,7 @@ def check_readings(count: int, unread: int, oldest_s: float) -> DoctorFinding:
     Args:
         count: The number of blobs.
         unread: The number of blobs whose last reading is unknown.
-        oldest_s: The time since the last reading of the least recently read other blob, in seconds.
+        oldest_s: The longest time since the last reading of a blob, in seconds. The `unread` blobs do not count.
     """
     if not count:
         return ok("last readings", "no checkpoint has a blob")

@@ -49,8 +49,8 @@ class DoctorReport:
 
     Attributes:
         findings: The results of all checks, in a fixed order.
-        leaks: Deleted files of the store that still take space, largest first, with the processes that have them open.
-            Files of other programs are among them. Root sees all processes, other users only their own.
+        leaks: Deleted files of the store that a process of any program still has open, largest first, with these
+            processes. Root sees all processes, other users only their own.
     """
 
     findings: tuple[DoctorFinding, ...]

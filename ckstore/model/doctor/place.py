@@ -56,9 +56,9 @@ class PlaceFacts:
     mount: str = ""  # the mount point
     source: str = ""  # source of the mount, usually a device
     options: frozenset[str] = frozenset()  # options of the mount and of the filesystem
-    journal: bool | None = None  # whether an ext4 filesystem has a journal; None if unknown, or for another type
-    # The filesystem that stores the files of this one: the one of the upper layer of an overlay, or the one of the file
-    # behind a loop device. None if there is no such filesystem, or if it is not visible.
+    journal: bool | None = None  # whether an ext3 or ext4 filesystem has a journal; None if unknown or another type
+    # The filesystem that stores the files of this one. For an overlay, it is the filesystem of the upper layer, and for
+    # a loop device that of the file behind it. None if there is no such filesystem, or if it is not visible.
     below: PlaceFacts | None = None
     told: bool | None = None  # whether other machines use the filesystem, by the settings; None to decide by its type
 

@@ -15,7 +15,8 @@ from ckstore.model.manifest.stored import BLOB_MAX_BYTES, BlobRecord, StoredForm
 
 ENCODED = "encoded-1"
 HEAD_BYTES = 128
-"""Bytes of a ``manifest.json`` that suffice to recognize an encoding with any digest. Every manifest is longer."""
+"""The first bytes of a ``manifest.json`` that suffice to recognize an encoding, with any hash algorithm. Every manifest
+is longer."""
 PATH_MOST = 8
 """The maximum number of encoded blobs on a path, which consists of a blob, a base of it, a base of that base and so on.
 

@@ -105,7 +105,7 @@ class CheckpointInfo:
         tags: Tags that named it when this was read.
         durable: False if its filesystem is not known to preserve it through a power failure.
         damaged: Whether a read or a verification found damage that has not been repaired since.
-        elsewhere: Whether only a remote has some of its bytes. A load fetches them.
+        elsewhere: Whether some of its bytes are only on a remote. A load fetches them.
         compacted: Whether its directory has encoded forms of blobs and so takes less than `logical_bytes`.
         remotes: The names of the remotes that have its remote-only bytes. Set only by `Store.info`.
         catalogued: False if the catalog could not be updated in time. The next opening updates it.

@@ -108,7 +108,7 @@ class _Leaves:
     def sizes_of(self, shape: Any, name: str, kind: str, item_bytes: int) -> tuple[int, ...]:
         if type(shape) is not list or (kind == "numpy" and len(shape) > NUMPY_MAX_DIMENSIONS):
             refuse(self.where, f"shape of leaf {shown(name)}", "an array of sizes", shape)
-        count = item_bytes if kind == "numpy" else 1  # counts bytes, even of an array without elements
+        count = item_bytes if kind == "numpy" else 1  # NumPy limits the bytes, also of an array without elements
         for size in shape:
             if type(size) is not int or size < 0:
                 refuse(self.where, f"shape of leaf {shown(name)}", "an array of sizes", shape)

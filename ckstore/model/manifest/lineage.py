@@ -11,7 +11,8 @@ from ckstore.model.manifest.health import FINITE, Health, NonFiniteCount
 Counts = dict[tuple[str, str], NonFiniteCount]
 """Counts of values that are not finite.
 
-A key is the digest of a piece, or the joined digests of a whole storage, and the name of the number format.
+A key consists of the digest of a piece, or the joined digests of a whole storage, followed by the name of the number
+format.
 """
 
 

@@ -140,7 +140,7 @@ class Manifest:
 
     @property
     def places(self) -> list[int | None]:
-        """For each blob, the index of its file in `stored`, or None if no file contains its bytes."""
+        """For each blob, the index of its file in `stored`, or None if no file contains its plain bytes."""
         numbers = {file.digest: number for number, file in enumerate(self.stored)}
         return [numbers.get(blob.digest) for blob in self.blobs]
 

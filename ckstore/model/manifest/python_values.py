@@ -73,7 +73,7 @@ def encode_datetime(value: dt.datetime) -> Any:
 
 
 def _zone(zone: dt.tzinfo) -> str:
-    if type(zone) is ZoneInfo and _ZONE.match(zone.key or ""):  # one that was read from a file may have no name
+    if type(zone) is ZoneInfo and _ZONE.match(zone.key or ""):  # a zone that was read from a file may have no name
         return zone.key
     if type(zone) is dt.timezone:
         offset = zone.utcoffset(None)

@@ -35,8 +35,8 @@ class PlainValues:
     """The values of a state that are not leaves. Containers are included only if they are empty."""
 
     values: list[tuple[str, Node]] = field(default_factory=list)  # name and node of each, in the order of the state
-    # Also name and node of each: attributes of ordered dicts, named by the dict and the attribute, ``.kind`` and
-    # ``.extra`` of tensors with several parts, and ``.class`` of objects.
+    # Name and node of each attribute: the attributes of ordered dicts, named by the dict and the attribute, ``.kind``
+    # and ``.extra`` of tensors with several parts, and ``.class`` of objects.
     attributes: list[tuple[str, Node]] = field(default_factory=list)
     # Names of the ordered dicts whose ``_metadata`` has only the versions of modules.
     torch_versions: list[str] = field(default_factory=list)

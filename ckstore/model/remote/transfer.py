@@ -118,8 +118,8 @@ class MirrorStatus:
         problem: Why the last push failed. Empty if it succeeded.
         failing_since: Time of the first failed push since the last success, in the format of `CheckpointInfo.created`.
             Empty if `problem` is empty.
-        looked: When the mirror last listed all its content, in the format of `CheckpointInfo.created`. Empty if it has
-            not yet.
+        looked: When the content of the mirror was last listed completely, in the format of `CheckpointInfo.created`.
+            Empty if it never was.
         missing: Evicted checkpoints with blobs that were not in this listing. The mirror cannot provide these blobs.
         refused_since: Time since which the mirror has refused the credentials, in the format of
             `CheckpointInfo.created`. Empty if the last push worked, or failed for another reason.

@@ -1,7 +1,7 @@
 """Comparison of two checkpoints by their manifests (names, dtypes, shapes, pieces), without reading data.
 
 Two tensors are equal if they have the same dtype, shape, strides and pieces. A tensor that is a view of a part of a
-larger storage may share pieces with other tensors. It then counts as changed when one of those changed.
+larger storage may share pieces with other tensors, and then counts as changed if one of those tensors changed.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ def _pieces(manifest: Manifest, leaf: LeafRecord) -> set[_Piece]:
     for i, extent in enumerate(storage.extents):
         start, stop = max(at, first), min(at + extent.length, last)
         if start < stop:
-            # The start of the piece relative to the leaf also matters, because with another start, an equal piece has
-            # other bytes of the leaf.
+            # The start of the piece relative to the leaf also matters. With another start, an equal piece gives other
+            # bytes to the leaf.
             place = at - first if storage.tiling is None else storage.tiling.blocks[i]
             pieces.add((place, stop - start, extent.piece))
         at += extent.length

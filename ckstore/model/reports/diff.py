@@ -21,8 +21,8 @@ class DiffLeaf:
 
     Attributes:
         name: Path in the state.
-        kind: ``torch``, ``numpy``, ``bytes`` or ``str``.
-        dtype, shape: Type of the elements and sizes. Empty for bytes and str.
+        kind: The kind of leaf in the manifest, such as ``torch``, ``numpy``, ``bytes`` or ``str``.
+        dtype, shape: Type of the elements and sizes. Empty for bytes and strings.
         nbytes: Bytes of its elements.
     """
 

@@ -57,7 +57,7 @@ class DeletedFile:
 @brief()
 @dataclass(frozen=True, slots=True)
 class HeldBlob:
-    """An unneeded blob that was not freed, because a process has it open or mapped.
+    """An unneeded blob that was not freed, because a process has it open or mapped, or because this is unknown.
 
     Attributes:
         digest: Its digest, which is its name.

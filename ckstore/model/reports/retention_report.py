@@ -1,4 +1,4 @@
-"""The results of applying a retention plan and of pruning a remote."""
+"""The result of applying a retention plan."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class RetentionReport:
         return tuple(one.error for one in self.skipped if one.error is not None)
 
     def __str__(self) -> str:
-        if self.dry_run and not self.skipped:  # it also has the reasons for keeping checkpoints
+        if self.dry_run and not self.skipped:  # the plan also has the reasons for keeping checkpoints
             return str(self.plan)
         dropped_keys = {info.key for info in self.dropped}
         dropped = (entry for entry in self.plan.dropped if entry.info.key in dropped_keys)

@@ -25,10 +25,10 @@ class CheckpointUsage:
     Attributes:
         run, step: Run and step of the checkpoint.
         logical_bytes: Size of a copy of it without any sharing.
-        alone_bytes: Blobs that only this checkpoint has. Dropping it and a gc free them, unless a process has them
+        alone_bytes: Blobs that only this checkpoint has. If it is dropped, gc frees them, unless a process has them
             open.
         shared_bytes: Its share of the blobs that it has in common with other checkpoints, a save in flight, or names
-            outside the store. Each of three checkpoints with the same blob counts a third, so the shares add up.
+            outside the store. If three checkpoints have a blob, each counts a third of it, so the shares add up.
         dead_bytes: Upper bound of the dead bytes in its packs. In each pack, these are the bytes beyond the largest
             number that a single checkpoint uses.
         packed_bytes: Growth of the dead bytes when it is dropped. These are the bytes that only it uses, in packs that
@@ -71,7 +71,7 @@ class RunUsage:
         run: Its name.
         checkpoint_count: Number of its complete checkpoints.
         logical_bytes: Total size of copies of them without any sharing.
-        alone_bytes: Blobs that only this run has. Dropping the whole run and a gc free them.
+        alone_bytes: Blobs that only this run has. If the whole run is dropped, gc frees them.
         shared_bytes: Its share of the blobs that other runs also have, summed over its checkpoints.
         checkpoints: Usage of each checkpoint, in the order of their commits.
         packed_bytes: As in `CheckpointUsage`, if the whole run is dropped.

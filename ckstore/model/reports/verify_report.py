@@ -159,8 +159,9 @@ class Away:
         run, step: Run and step of the checkpoint.
         remotes: Names of the remotes that should have its bytes.
         directory: The name of its directory in ``checkpoints/RUN/``.
-        as_of: When a remote last listed its content, in the format of `CheckpointInfo.created`. Empty if no remote did.
-        missing: The missing data of each remote. Empty if one of the remotes listed all data.
+        as_of: When the content of a remote was last listed, in the format of `CheckpointInfo.created`. Empty if none
+            was listed.
+        missing: The missing data of each remote. Empty if one of the remotes has listed all data.
         unasked: Why a remote was not queried. Empty if it was queried.
     """
 
@@ -203,7 +204,7 @@ class VerifyReport:
             among them, since their data was not read.
         findings: Findings about the store itself.
         blob_count, read_count: Number of blobs (inodes) that were examined, and number that were read.
-        unread_count: Blobs that no recorded verification has read yet.
+        unread_count: Number of blobs that no recorded verification has read yet.
         oldest_check: The oldest time at which a blob was last read. Empty if a blob was never read.
         in_time: False if the budget ended before all chosen blobs were read.
         remembered: Whether the times of reading were recorded for the next verification.

@@ -71,7 +71,7 @@ def shortest(freed: Sequence[Amount], missing: Amount) -> int | None:
 
 
 def advice(ways: Sequence[Way], missing: Amount | None) -> str:
-    """Return a text on how much each way would free. If `missing` is known, it ends at the first way that covers it."""
+    """Return a text on how much each way would free, up to the first way that covers `missing`, if it is not None."""
     useful: list[Way] = []
     for way in ways:
         if _in_words(way.frees, missing) != _in_words(useful[-1].frees if useful else Amount(), missing):

@@ -1,4 +1,4 @@
-"""The rules that decide which failures of a save may be temporary, and how the save is retried. It does no I/O."""
+"""The rules that decide which failures of a save may be temporary, and how the save is retried, without I/O."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class Tries:
     _full_since_s: float | None = field(default=None, init=False)
 
     def pause_s(self, failure: Failure, patience: SavePatience, now_s: float, end_s: float = math.inf) -> float | None:
-        """Return the seconds to pause before another attempt, or None if no other can start before `end_s`."""
+        """Return the seconds to pause before another attempt, or None if `patience` or `end_s` allows no other."""
         left_s, counts = self._left_s(failure, patience, now_s)
         left_s = min(left_s, end_s - now_s)
         if left_s <= 0:

@@ -1,4 +1,4 @@
-"""The choice of the bytes that a save rereads, a share of the blobs that it reuses. The oldest readings come first.
+"""Choose the bytes of reused blobs that a save rereads. The blobs that were read longest ago come first.
 
 This module does no I/O. The times of the last readings come from the catalog, which may have lost them or contain
 forged ones. This only delays a reading.
@@ -25,7 +25,7 @@ class Reading:
     nbytes: int
     read_ns: int = 0  # last time it was read completely or written, in nanoseconds since 1970; 0 if unknown
     read_to: int = 0  # bytes from its start that a reading in progress, spread over several saves, has read
-    whole: bool = False  # whether it must be read completely, because it is compared with its digest
+    whole: bool = False  # whether it must be read completely at once, because it is compared with its digest
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,7 +122,7 @@ class RetentionPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """The disk space that the blobs of all checkpoints may take.
+    """The disk space that the blobs of all checkpoints of a store, or of a run, may take.
 
     Attributes:
         max_bytes: Size above which checkpoints are dropped, as a number or a text such as ``500GB``.

@@ -318,7 +318,7 @@ class _Run:
         """Apply a counting rule to the healthy checkpoints, and to all of them to judge the unhealthy ones.
 
         The rule keeps the healthy checkpoints that it would keep without unhealthy ones. So at most twice as many are
-        kept, for as long as a diverged training is saved.
+        kept, even if a diverged training goes on saving.
         """
         healthy = [candidate for candidate in ordered if candidate.healthy]
         for candidate, keep, reason in rule(healthy):

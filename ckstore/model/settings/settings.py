@@ -19,9 +19,9 @@ CHUNK_GRAIN_BYTES = 2**20
 CHUNK_MAX_BYTES = 2**30
 DEFAULT_CHUNK_BYTES = 32 * 2**20  # docs/adr/0009-chunks-threads-packs.md
 ELSEWHERE = "elsewhere"
-"""An entry of `requires`. Blobs may be on remotes. Without this entry, an older reader would see torn checkpoints."""
+"""An entry of `requires`: some blobs may be only on remotes. An older reader would see torn checkpoints instead."""
 CHECKPOINT_IDS = "checkpoint-ids"
-"""An entry of `requires`. Directories are named after checkpoint ids. Draft versions would not find them."""
+"""An entry of `requires`: directories are named after checkpoint ids. Draft versions would not find them."""
 _KNOWN = (CHECKPOINT_IDS, ELSEWHERE)
 SETTINGS_MAX_BYTES = 2**20
 _STORE_FORMAT = "ckstore-store"

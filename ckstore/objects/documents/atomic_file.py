@@ -31,8 +31,8 @@ def replace_file(layout: Layout, lock: locks.DirectoryLock, dir_fd: int, name: s
     from ckstore.fs.host import machine  # not needed for reading
 
     # All files of a directory share one temporary name. Under the lock, an existing file of this name is a leftover of
-    # a dead process, and is removed. Other hosts may not see the lock, so there the name contains the boot id of this
-    # machine.
+    # a dead process, and is removed. In a store whose lock other hosts may not see, the name contains the boot id of
+    # this machine.
     fresh = ".new" if layout.view.sees_locks else f".new-{machine.boot_id()[:8]}"
     replace_by(fresh, dir_fd, name, data, check=lock.check)
 

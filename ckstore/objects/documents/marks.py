@@ -60,7 +60,7 @@ def is_marked(path: StorePath) -> bool:
 
 
 def marked(layout: Layout) -> Iterator[StorePath]:
-    """Yield the directory of every published checkpoint that is marked, or whose mark cannot be looked for."""
+    """Yield the directory of every published checkpoint that is marked, or for which this cannot be determined."""
     # Each save checks all checkpoints, so the check must be fast: it uses the open directory of the run, and the other
     # checks are made only for the few checkpoints with a mark.
     for run in layout.runs():

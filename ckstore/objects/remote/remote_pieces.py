@@ -25,8 +25,8 @@ _RUN_BYTES = 8 * 2**20
 _GAP_BYTES = 64
 _GAP_SHARE = 64
 _FETCHES = 3
-"""The number of downloads of a wrong piece. Another download corrects a bit that flipped during the transfer. If the
-bytes are wrong each time, they are wrong on the remote."""
+"""The maximum number of downloads of one piece. Another download corrects a bit that flipped during the transfer. If
+the bytes are wrong each time, they are wrong on the remote."""
 
 
 class RemotePieces:

@@ -25,15 +25,16 @@ from ckstore.remote.keys import Place
 from ckstore.remote.objects import Objects
 
 ReadFile = Callable[[str, int, memoryview], bool]
-"""Fills memory with bytes of a file of the remote. Takes its digest and an offset; returns False if it is missing."""
+"""A function that fills memory with bytes of a file on the remote, given the digest of the file and an offset. It
+returns False if the file is missing."""
 Near = Callable[[str], "Buffer | None"]
-"""Returns the plain bytes of a local blob, which may be damaged; the caller compares them with the digest."""
+"""A function that returns the plain bytes of a local blob, or None. They may be damaged, so the caller checks them."""
 
 # The size of the cache: four blobs of the default size. A pack is needed repeatedly, because it has many pieces and is
 # the base of many blobs.
 _KEPT_BYTES = 128 * 2**20
-# The maximum number of blobs that are decoded for one blob. A hostile remote could otherwise have 256 others decoded at
-# each of 8 levels.
+# The maximum number of blobs that are decoded for one blob. Otherwise, a hostile remote could cause the decoding of 256
+# other blobs at each of 8 levels.
 _DECODED_MOST = 4096
 
 

@@ -73,7 +73,7 @@ def delta_of(
 
 
 def _nearest_first(context: Context, directory: CheckpointDirectory, there: Collection[Place]) -> list[CheckpointInfo]:
-    """Return the checkpoints of the run that are both local and on the remote, the nearest first."""
+    """Return the checkpoints of the run that are both local and on the remote, the parent first, then the nearest."""
     of_run, own = infos(context, directory.manifest.run), directory.manifest_id
     at = next((i for i, info in enumerate(of_run) if info.id == own), len(of_run))
     known, parent = {place.id for place in there}, directory.manifest.description.parent

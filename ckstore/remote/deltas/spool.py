@@ -14,7 +14,7 @@ _IN_MEMORY_BYTES = 32 * 2**20
 
 
 class Spool:
-    """Holds encoded files until they are pushed: a few of them in memory, more in an unnamed file."""
+    """Holds encoded files until they are pushed, in memory or, if they are large, in an unnamed file."""
 
     def __init__(self) -> None:
         self._file = SpooledTemporaryFile(_IN_MEMORY_BYTES)  # noqa: SIM115 - closed with the push

@@ -20,7 +20,7 @@ _FORMAT = "ckstore-remote"
 _VERSION = 1
 _MAX_BYTES = 2**20
 _SETTLING_S = 2.0
-"""The pause between two reads. A client takes less to create a remote after it found none."""
+"""The pause between two reads. A client that finds no remote creates one within a shorter time."""
 _READINGS = 10
 
 

@@ -19,7 +19,7 @@ _FORMAT, _VERSION = "ckstore-remote-owner", 1
 _MAX_BYTES = 2**20
 _LIFE_LIMITS_S = 60, 86_400
 LIFE_S = 600
-"""An owner is alive for this long after its last write, so a dead node blocks its run for ten minutes at most."""
+"""An owner counts as alive for this long after its last write, so a dead node blocks a run for at most ten minutes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Owner:
     host: str  # name of its machine
     boot: str  # boot id of that machine
     path: str  # of the store on that machine
-    epoch: int = 1  # number of stores that have owned the run; each takeover adds one
+    epoch: int = 1  # 1 for the first owner; each takeover by another store adds one
     sequence: int = 0  # the owner writes a greater number here before it pushes a checkpoint with it
     life_s: float = LIFE_S
 

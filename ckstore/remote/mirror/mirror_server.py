@@ -53,9 +53,9 @@ def serve(
     patience_s: float = _PATIENCE_S,
     ending: Ending | None = None,
 ) -> None:
-    """Push until the mirror is complete for a while, the store has no mirror, or another process takes over.
+    """Push until the mirror has been complete for a while, the store has no mirror, or another process takes over.
 
-    It also ends if no push has succeeded for `patience_s`, or if the process is asked to end.
+    The function also ends if no push has succeeded for `patience_s`, or if the process is asked to end.
     """
     ending = ending or Ending()
     pause_s = _FIRST_PAUSE_S
@@ -92,7 +92,7 @@ def serve(
 def _push_all(
     context: Context, mirror: Mirror, page: StatusPage, ending: Ending, *, linger_s: float, patience_s: float
 ) -> tuple[bool, bool]:
-    """Push until nothing is missing for `linger_s`, or the mirror refuses.
+    """Push until nothing has been missing for `linger_s`, or the mirror refuses.
 
     Return whether any checkpoint was pushed, and whether the mirror refused.
 

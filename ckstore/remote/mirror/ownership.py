@@ -112,7 +112,7 @@ class Ownership:
     def _take_over_run(
         self, remote: Remote, owner: Owner, listed: ObjectEntry, sequence: int, *, by_name: bool
     ) -> _OwnerVersion | None:
-        """Own a run that this store already owns, or whose owner is dead. Return None if another store was faster."""
+        """Own a run that this store already owns or may take over. Return None if another store was faster."""
         begun_s, mine = self.clock(), self._new_owner(owner.run)
         is_own = owner.store == mine.store
         if not is_own and not by_name:
@@ -178,9 +178,9 @@ def _greatest(context: Context, remote: Remote, run: str) -> int:
 
 
 def _is_dead(owner: Owner) -> bool:
-    """Whether a store on this machine no longer exists, although it ran since the last boot.
+    """Whether an owner was a store on this machine since its last boot, and that store no longer exists.
 
-    Its path is then empty or holds another store.
+    Its path is then missing or holds another store.
     """
     if (owner.host, owner.boot) != (socket.gethostname(), machine.boot_id()):
         return False
