@@ -98,7 +98,7 @@ def steps_taken(context: Context, places: Iterable[Place]) -> set[tuple[str, int
 
 
 def is_here(context: Context, place: Place) -> bool:
-    """Whether the store has this checkpoint, complete."""
+    """Whether the store lists this checkpoint, and it is not damaged. Its bytes may be on a remote."""
     return _key_here(context, place) is not None
 
 

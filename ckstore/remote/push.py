@@ -169,7 +169,7 @@ class Push:
 
     Attributes:
         may_exist: Whether the last checkpoint may exist on the remote although an error was raised.
-        failures: Errors of checkpoints that were not pushed, by name.
+        failures: Errors of checkpoints that were not pushed, by name, and the error of the metadata.
     """
 
     def __init__(self, context: Context, remote: Remote, manner: TransferLimits, there: RemoteState) -> None:
@@ -343,7 +343,7 @@ class Push:
                 self._record.blobs[digest] = record.seen(there[digest], "sent")
 
     def _watch(self) -> None:
-        """Renew the intent and report progress, in the caller's thread while others send."""
+        """Renew the intent and report progress, in the caller's thread while other threads send."""
         # On a slow link, sending one blob takes longer than an intent lives, and the sending threads do not renew it.
         self._renew()
         self._report_progress()

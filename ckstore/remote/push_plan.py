@@ -88,7 +88,7 @@ class RemoteState(NamedTuple):
         lacking: Ids of the checkpoints that the remote lacks or has in part.
         source: The remote, for reading.
         places: Its checkpoints. Without encoding, only those of the plan.
-        sizes: The sizes that it has of the blobs that the plan needs.
+        sizes: For each blob of the plan that the remote has, the sizes that it has there.
         known: The record of earlier checks of the remote.
         nbytes: For each checkpoint id, the number of bytes of its blobs that may be missing on the remote.
         has_looked: Whether `sizes` comes from the remote. Otherwise it comes from earlier records.
@@ -145,7 +145,7 @@ def inspect_remote(
     sizes = sizes_there(remote, condemned, wanted, known)
     missing = {digest: nbytes for digest, nbytes in wanted.items() if nbytes not in sizes.get(digest, ())}
     lacking = {info.id for info in infos if place_of(info) not in there}
-    # The other checkpoints have these blobs under another name or in encoded form, or lack them.
+    # The checkpoints that are on the remote have these blobs under another name or in encoded form, or lack them.
     others = [info for info in infos if missing and info.id not in lacking]
     others = [info for info in others if any(digest in missing for digest, _ in blobs[info.id])]
     forms = {info.id: source.form(place_of(info)) for info in others}

@@ -166,12 +166,12 @@ class Remotes:
             name: The name of the remote. "" stands for the only one.
             dry_run: Change nothing, and return what would be deleted.
             exclusive: The caller guarantees that no other process writes to the remote. Required if the service does
-                not support compare-and-swap. Blobs older than the grace period are then deleted at once.
+                not support compare-and-swap. On such a service, blobs older than the grace period are deleted at once.
             grace: The grace period in seconds, or as text such as ``12h``. At least one minute.
 
         Raises:
             NoSuchRemote: No remote has that name.
-            InUse: `exclusive` is True, but a push is under way.
+            InUse: The service does not support compare-and-swap, and a push is under way although `exclusive` is True.
             RemoteError: The service does not support compare-and-swap, and `exclusive` is False. Or it does not answer.
             BadInput: The name is that of a store, which `Store.gc` cleans up.
         """
@@ -226,7 +226,7 @@ class Remotes:
         Args:
             name: The name of the remote. "" stands for the only one.
             ref: Which checkpoint of the remote, as in `Store.pull`. If None, all.
-            sample: Read only this fraction of the blobs, above 0. Blobs that this store never read back come first, the
+            sample: Read only this fraction of the blobs, above 0. Blobs that this store never read back come first. The
                 others are drawn at random. Missing blobs and wrong sizes are still detected. If None, all are read.
             quick: Read the manifests, but no blobs. Blobs are then only listed, with their sizes.
             budget_s: Read blobs for this many seconds, in the order of `sample`, and at least one.

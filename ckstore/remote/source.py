@@ -53,19 +53,22 @@ class Source(Protocol):
         """Return the bytes of each pin, by its name."""
 
     def read_into(self, place: Place, digest: str, offset: int, into: memoryview) -> int | None:
-        """Fill memory with unverified bytes of a blob of a checkpoint. Return the bytes received, None if missing."""
+        """Fill memory with unverified bytes of a blob. Return the number of bytes received, or None if it is missing."""
 
     def read_any(self, digest: str, into: memoryview) -> bool:
         """Fill memory with an unverified plain blob, which may be unreferenced and freed at any time."""
 
     def advance(self, place: Place, digest: str, offset: int, into: memoryview, old: OldPiece) -> int | None:
-        """Turn an old piece into one of a blob, in place. Return None if the source has no difference between them."""
+        """Turn an old piece in memory into a piece of a blob, in place.
+
+        Return the number of bytes received, or None if the source has no difference between the two pieces.
+        """
 
     def mending(self, place: Place, digest: str = "") -> str:
         """Return what repairs a damaged blob of a checkpoint on the source, or its damaged manifest."""
 
     def close(self) -> None:
-        """End the waits of all threads and refuse further calls, if there are any waits."""
+        """End the waits of all threads, and refuse further calls. If reads never wait long, this does nothing."""
 
 
 class Listing(NamedTuple):

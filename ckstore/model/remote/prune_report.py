@@ -19,8 +19,8 @@ class RemotePruneReport:
         remote: Its name.
         dry_run: Whether this was a dry run that changed nothing.
         removed_count, removed_bytes: Number and size of the unreferenced blobs that were removed.
-        condemned_count, condemned_bytes: Number and size of the unreferenced blobs that were marked for deletion. They
-            are removed after the grace period if they are still unreferenced.
+        condemned_count, condemned_bytes: Number and size of the unreferenced blobs that are now marked for deletion,
+            by this or an earlier call. They are removed after the grace period if they are still unreferenced.
         uncondemned_count: Number of unreferenced blobs that were not marked, because one call marks only a limited
             number. The next call continues with them.
         blob_count, blob_bytes: Number and size of the remaining blobs, including those marked for deletion.

@@ -120,7 +120,7 @@ class KeepRemote:
         return RetentionReport(made, tuple(dropped), tuple(skipped))
 
     def _remove(self, remote: Remote, going: list[PlanEntry], skipped: list[Skipped]) -> list[CheckpointInfo]:
-        """Delete checkpoints on which no store relies from object storage; return the deleted ones."""
+        """Delete from object storage the checkpoints on which no store relies. Return the deleted ones."""
         # This also ends this store's claims on checkpoints that it has just dropped.
         claimed = who_claims(self.context, remote, end_claims(self.context, remote)) if going else {}
         chosen: dict[Place, CheckpointInfo] = {}

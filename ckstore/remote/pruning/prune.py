@@ -34,8 +34,8 @@ from ckstore.remote.objects import ObjectEntry, Remote
 from ckstore.remote.pruning.needed_digests import RemoteSurvey
 
 GRACE_S = 86_400.0
-# The minimum grace period. No request takes as long at any service, so a call rarely has to check blobs that it marked
-# itself.
+# The minimum grace period. At every service, requests take less time, so blobs that a call marks rarely become due
+# during the same call.
 LEAST_GRACE_S = 60.0
 # The number of names that one request deletes. If its response is lost, these names are retired.
 REQUEST_NAMES = 1000
@@ -56,7 +56,7 @@ def prune(
 
     Raises:
         RemoteError: The service does not support compare-and-swap, and `exclusive` is False.
-        InUse: `exclusive` is True, but a push is under way.
+        InUse: The service does not support compare-and-swap, and a push is under way although `exclusive` is True.
         CkstoreError: An object that references blobs cannot be read. Nothing further is deleted.
     """
     read_info(remote.objects, remote.name)

@@ -230,7 +230,7 @@ def publish_manifest(
 
 
 class News:
-    """Lists new checkpoints of a remote in a store, of one run or all. It asks at most every `poll_s` seconds."""
+    """Lists new checkpoints of a remote in a store, of one run or all. It polls at most once in `poll_s` seconds."""
 
     def __init__(self, context: Context, remote: RemoteLike, run: str | None, poll_s: float) -> None:
         context.check_writable()

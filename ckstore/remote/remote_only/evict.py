@@ -222,7 +222,7 @@ def say_elsewhere(context: Context, one: Eviction) -> None:
 
 
 def _withdraw(context: Context, one: Eviction, attest: PresenceCheck) -> None:
-    """Remove the record that a remote has a checkpoint, if it kept all its bytes, and end its claim."""
+    """If a checkpoint kept all its local bytes, remove the record that a remote has it, and end its claim."""
     # If the plain form of a compacted checkpoint was already published, it relies on the claim.
     if key_with_id(context.layout, *place_of(one.info)) != one.info.key:
         return

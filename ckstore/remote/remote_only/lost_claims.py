@@ -52,7 +52,7 @@ def claim_again(context: Context, remote: Remote) -> int:
 
 
 def _evicted(context: Context) -> Iterator[StorePath]:
-    """Yield the directories of checkpoints, listed or deleted, that may be evicted."""
+    """Yield the directories of checkpoints, listed or deleted, that may have been evicted."""
     layout = context.layout
     yield from (layout.checkpoint(info.key) for info in infos(context, superseded=True) if info.elsewhere)
     dropped = (layout.trash / name for name in trash.names_in(layout.trash))

@@ -80,7 +80,7 @@ def _begin(  # noqa: PLR0917
 
 
 def _end(context: Context, one: Eviction, old_uuid: str, attest: PresenceCheck) -> None:
-    """Remove the old store from these places, after every byte on the remote was verified."""
+    """Remove the old store from the places where a checkpoint is read, after every byte on the remote was verified."""
     if problem := attest.lacks(place_of(one.info), one.manifest.blobs, read=True):
         raise RemoteError(problem, hint="convert it again")
     with alone(context, one.info) as lock:

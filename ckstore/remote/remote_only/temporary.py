@@ -20,7 +20,7 @@ _TRIES = 20
 def make_temporary() -> tuple[Path, Callable[[], None]]:
     """Create a directory for the lifetime of this process at most. Return it, and a function that removes it.
 
-    A process holds a shared `flock` on its directory, so that others can tell it from one of a killed process.
+    A process holds a shared `flock` on its directory, so that other processes do not mistake it for a leftover.
     """
     _sweep()
     for _ in range(_TRIES):

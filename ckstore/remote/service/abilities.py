@@ -20,7 +20,7 @@ class Abilities:
     """The features of a service, according to a probe.
 
     Attributes:
-        writes: An object was written and deleted. If not, the other answers are unknown, and False.
+        writes: An object was written and deleted. If not, the other features are unknown, and count as missing.
         create: Creating a key twice was refused, and the first object remained.
         cas: ``yes`` if an update of a wrong version was refused, and one of the right version was made. ``unquoted`` if
             that requires the version tag without its quotes. Otherwise ``no``.

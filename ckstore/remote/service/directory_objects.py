@@ -32,7 +32,7 @@ from ckstore.remote.service.target import Target
 
 T = TypeVar("T")
 _INCOMING, _LOCK = ".incoming", ".lock"
-"""Other names in the directory. They begin with a dot, as no key does."""
+"""Names in the directory that are not keys. No key begins with a dot."""
 _LOCK_S = 60.0
 # The maximum number of tries to give an object its name. Other processes remove empty directories, possibly just before
 # an object is renamed into one.
@@ -353,7 +353,8 @@ def _lock(top: StorePath, *, exclusive: bool) -> LockFile:
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
-    # The lock is created by a hardlink, so that no other process sees it with preliminary permissions.
+    # `LockFile` creates the file by a hardlink, so that no process sees it with preliminary permissions. Without
+    # hardlinks, it is created directly.
     with OpenDir(top) as held, suppress(FileExistsError):
         files.create_file(top / _LOCK, b"", mode=files.mode_in(held.fd))
     return LockFile.take(top / _LOCK, exclusive=exclusive, timeout_s=_LOCK_S)

@@ -21,7 +21,8 @@ from ckstore.remote.service.target import Target
 
 T = TypeVar("T")
 _UPLOAD_BYTES = 2**18
-# The engine sends creates, updates and deletes once: its own retries would hide whether a response was lost.
+# The engine sends creates, updates and deletes once, because its own retries would hide whether a response was lost.
+# Creates and updates are tried this many times here.
 _TRIES = 6
 _FIRST_PAUSE_S = 0.1
 # Up to this size, an object is sent in one request, because a multipart upload has neither conditions nor one checksum.
@@ -218,7 +219,7 @@ class ServiceObjects:
         return None if meta is None else _entry_of(key, meta)
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Delete objects, each by one request that is retried only after a refusal; see `Objects`."""
+        """Delete objects in batches. A request is retried only after a refusal; see `Objects`."""
         paths = [self._path(key) for key in keys]
         for start in range(0, len(paths), _BATCH):
             batch = paths[start : start + _BATCH]
@@ -308,7 +309,7 @@ class ServiceObjects:
         return self._unless_missing(compare, f"reading {key}")
 
     def _first_result(self, attempt: Callable[[], T | None], what: str) -> T:
-        """Repeat `attempt` until it returns a result, and return that."""
+        """Call `attempt` up to `_TRIES` times until it returns a result, and return the result."""
         pause_s, failure = _FIRST_PAUSE_S, RemoteUnavailable(f"{what} at {self._target} was refused {_TRIES} times")
         for left in reversed(range(_TRIES)):
             try:

@@ -81,7 +81,7 @@ def _updates_one_version(objects: Objects, key: str) -> bool:
 
 
 def _loses_no_update(objects: Objects, key: str) -> bool:
-    """Whether racing clients lose no acknowledged update, as they can if a service compares before it writes."""
+    """Whether racing clients lose no acknowledged update. They may, if a service compares and writes in two steps."""
     objects.send(key, b"0")
     done: list[int] = []
     failures: list[RemoteError] = []
