@@ -39,7 +39,7 @@ class UncachedFile:
             drop_cached(fd)
 
     def read(self, start: int, stop: int, buffer: memoryview) -> memoryview:
-        """Return bytes from `start`, at most up to `stop`, as a part of `buffer`. It is empty at the end of the file.
+        """Return bytes from `start`, at most up to `stop`, as a part of `buffer`, or no bytes at the end of the file.
 
         `start` may be any offset. `buffer` must be from `aligned_buffer`. One call may return fewer bytes than fit into
         the buffer.

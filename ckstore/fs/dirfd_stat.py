@@ -452,7 +452,7 @@ def listed(folder: AnyPath) -> list[tuple[str, int, bool]]:
 
 
 def symlink_texts(folder: StorePath, names: Sequence[str] | None = None) -> dict[str, str | None]:
-    """Return the target of each symlink in a directory, or of those with `names`; None for another kind of file.
+    """Return the target of each symlink in a directory, or of these names in it. Another kind of file has None.
 
     Names that start with a dot are temporary, and are skipped.
     """

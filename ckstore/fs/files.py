@@ -1,4 +1,4 @@
-"""Create files, make them durable, and read them exactly. Every write of the store uses this module.
+"""Create files, make them durable, and read them exactly. All blobs and documents of a store are written here.
 
 The module relies on these facts, which were measured on ext4 and XFS. `fsync` reports an error once. So it is called
 once, on the descriptor that wrote, and never repeated. A new name is durable after `fsync` of its directory. A rename
@@ -136,7 +136,7 @@ def renew_ctime(path: StorePath) -> None:
 
 
 def append_line(path: StorePath, line: bytes, *, mode: int, most_bytes: int, older: StorePath) -> None:
-    """Append a line to a log with one write, so that lines of several processes do not mix. It is not made durable.
+    """Append a line to a log with one write, so that lines of several processes do not mix. Nothing is made durable.
 
     If the log had more than `most_bytes` before, it is renamed to `older` and replaces the file of that name.
 
@@ -290,8 +290,8 @@ def allocate(path: AnyPath, nbytes: int) -> None:
 def has_room(directory: AnyPath, nbytes: int) -> bool:
     """Whether a file of `nbytes` bytes, and a few more files, can be created in a directory now.
 
-    It creates files without names, because the filesystem does not report the space that a quota leaves. The result is
-    also True if this test fails for a reason other than space.
+    The test creates files without names, because the filesystem does not report the space that a quota leaves. The
+    result is also True if the test fails for a reason other than space.
     """
     with ExitStack() as made:
         try:
@@ -348,7 +348,7 @@ def opened_directory(path: AnyPath) -> Iterator[int]:
 
 
 def mode_in(dir_fd: int) -> int:
-    """Return the permissions of a changeable file: its owner may read and write, others as far as in its directory."""
+    """Return the mode of a changeable file: read and write for its owner, and what its directory grants to others."""
     return 0o600 | stat.S_IMODE(os.fstat(dir_fd).st_mode) & 0o666
 
 

@@ -5,7 +5,7 @@ and on overlayfs files that are only mapped. It does not show processes of other
 namespaces, nor descriptors in transit in a socket. In these cases the lease decides, by rule K of the design.
 
 `fcntl(F_SETLEASE, F_WRLCK)` is refused while any other open file description or mapping of the inode exists, through
-any name, in any process, user or PID namespace. It misses O_PATH descriptors, and on overlayfs files that are only
+any name, in any process, user or PID namespace. A lease misses O_PATH descriptors, and on overlayfs files that are only
 mapped.
 
 A request for the status of a file on a dead network mount would hang. So descriptors and mappings are first compared by

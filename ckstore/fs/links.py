@@ -80,7 +80,7 @@ def give_name(source: AnyPath, name: AnyPath) -> None:
 
 
 def rename(source: AnyPath, target: AnyPath, *, dir_fd: int | None = None) -> None:
-    """Rename a file. It is durable after `files.sync_directory` of the target's parent and then of the source's."""
+    """Rename a file. This is durable after `files.sync_directory` of the target's parent and then of the source's."""
     with at(source, dir_fd) as (from_fd, old), at(target, dir_fd) as (to_fd, new):
         try:
             os.rename(old, new, src_dir_fd=from_fd, dst_dir_fd=to_fd)

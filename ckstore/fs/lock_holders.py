@@ -47,7 +47,7 @@ def lock_holders(status: os.stat_result) -> list[LockHolder]:
 def named_holders(status: os.stat_result) -> str:
     """Return a text such as ``: PID 12 (python) of uid 1001`` about other processes with a `flock` on an inode.
 
-    It names the first few. It is empty if no other process has a lock.
+    The text names the first few processes. It is empty if no other process has a lock.
     """
     found = [str(one) for one in lock_holders(status) if one.pid != os.getpid()]
     more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""

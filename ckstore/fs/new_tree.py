@@ -225,7 +225,7 @@ def _begin(destination: Path) -> tuple[Path, locks.DirectoryLock]:
                 raise
             continue
         try:
-            # In a sticky /tmp, another user can create a directory with a guessed name. It must not be used.
+            # In a sticky /tmp, another user can create a directory with a guessed name, which must not be used.
             if _is_ours(lock):
                 return path, lock
         except BaseException:

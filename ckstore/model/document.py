@@ -206,7 +206,7 @@ def _is_deep(data: bytes) -> bool:
 def _outside_strings(marks: bytes) -> bytes:
     """Return the brackets outside strings in `marks`, which has only brackets and quotes.
 
-    It splits the marks piece by piece, because Python needs about 100 bytes for each part, and an attacker may send
+    The marks are split piece by piece, because Python needs about 100 bytes for each part, and an attacker may send
     millions of quotes.
     """
     found, inside = [], False

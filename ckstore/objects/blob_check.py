@@ -53,8 +53,8 @@ def check_blob(
 ) -> Checked:
     """Check a blob of an open checkpoint, and some of its pieces. Without `whole`, only these pieces are read."""
     # The bytes are read from the disk (`ckstore.fs.direct`). If times may be set, a right blob without a stamp is
-    # stamped, and the stamp of a damaged blob is removed, so that no save relies on it. The stamp is the fixed time of
-    # blobs (`ckstore.fs.blob_time`).
+    # stamped, and the stamp of a damaged blob is removed, so that no save relies on it. A stamp is a time that only
+    # ckstore sets (`ckstore.fs.blob_time`).
     pieces = list(pieces)
     try:
         place = directory.blobs.inside / blob.digest

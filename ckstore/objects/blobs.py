@@ -32,7 +32,7 @@ def why_absent(digest: str, nbytes: int, status: os.stat_result | None) -> str:
 
 
 def looks_untouched(status: os.stat_result, nbytes: int) -> bool:
-    """Whether a blob has its size and a stamp (the fixed time of blobs), which an ordinary write would change."""
+    """Whether a blob has its size and a stamp (a time that only ckstore sets), which an ordinary write would change."""
     return has_size(status, nbytes) and blob_time.is_stamp(status.st_mtime_ns)
 
 

@@ -88,7 +88,8 @@ class Verdict:
 def look(layout: Layout, key: CheckpointKey, *, lock: locks.DirectoryLock | None = None) -> Verdict:
     """Return the verdict on a checkpoint directory from its manifest and the status of its blobs, without reading data.
 
-    The directory is locked for use during the check, unless the caller passes its own lock on the directory.
+    The directory is locked for use during the check, unless another process has it locked against others. The caller
+    can pass its own lock on the directory instead.
     """
     # Do not wait for the lock: the caller may hold the lock of the catalog, while a compaction that has locked a former
     # generation may be waiting for the catalog.

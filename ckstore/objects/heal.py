@@ -130,9 +130,9 @@ def restore_names(layout: Layout, checkpoint: StorePath, wanted: Iterable[tuple[
 
     `wanted` are the digests and sizes of the blobs. Without a size, any size is accepted.
     """
-    # Link only blobs whose size and time are right and that are not known to be damaged: a member of a group who finds
-    # damage can remove the canonical name, but cannot change the time of another user's file. If a blob cannot be
-    # linked, only a chance to deduplicate is lost until the next save of these bytes.
+    # Link only blobs whose size and time are right and that are not known to be damaged. The time alone is not enough:
+    # a member of a group who finds damage can remove the canonical name, but not change the time of another user's
+    # file. If a blob cannot be linked, only a chance to deduplicate is lost until the next save of these bytes.
     given: set[str] = set()
     try:
         # Lock the checkpoint for use, so that gc does not delete it while its blobs are linked.

@@ -231,7 +231,7 @@ class Layout:
         return {name: inode for name, inode, is_directory in self.listed(run) if is_directory}
 
     def directories_by_run(self, run: str | None = None) -> dict[str, dict[str, int]]:
-        """Return run -> name -> inode number of every directory of this run, or of each run if it is None."""
+        """Return run -> name -> inode number of every directory of `run`, or of every run if it is not given."""
         return {name: self.subdirectories(name) for name in (self.runs() if run is None else [run])}
 
     def is_filled(self, run: str) -> bool:

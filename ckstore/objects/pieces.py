@@ -1,6 +1,6 @@
 """Access the bytes of pieces: read them into memory, map them, or share them with a file of the caller.
 
-Only this module uses the position of a piece in its blob, and decides whether the blob is plain or encoded.
+Callers need not know whether a blob is plain, encoded or only on a remote.
 """
 
 from __future__ import annotations

@@ -203,8 +203,8 @@ def _hide(layout: Layout, staging: Staging, hidden: StorePath) -> None:
 
 def _took_away(layout: Layout, hidden: StorePath) -> bool:
     """Move a directory that has had the hidden name for too long to trash; return whether the name is free now."""
-    # Its save died, or was stopped on another host, whose lock is not visible. In the latter case, the save will not
-    # find the name any more, and will fail.
+    # The save of the directory died, or was stopped on another host, whose lock is not visible. In the latter case, the
+    # save will not find the name any more, and will fail.
     with suppress(FileNotFoundError):
         lock = locks.try_exclusive(hidden)
         if lock is None:
@@ -354,8 +354,8 @@ def give_name(  # noqa: PLR0917
 
 def rename_opened(opened: locks.DirectoryLock, source: StorePath, target: StorePath) -> bool:
     """Rename an open directory. Return False if the name is taken. An error is ignored if the rename succeeded."""
-    # An error after a successful rename is possible if the answer of a server is lost, or if the client then asks again
-    # and the source does not exist any more. rename(2) never replaces a directory that is not empty, and every
+    # An error after a successful rename is possible if the answer of a server is lost. The client may then ask again,
+    # when the source does not exist any more. rename(2) never replaces a directory that is not empty, and every
     # checkpoint has a manifest.
     try:
         links.rename(source, target)

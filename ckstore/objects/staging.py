@@ -282,7 +282,7 @@ class Staging:
             return None
 
     def _beside_theirs(self, canonical: StorePath, digest: str, nbytes: int, mine: StorePath) -> None:
-        """Handle a canonical blob that cannot be linked. A sound one of another user is kept, others are replaced."""
+        """Handle a canonical blob that cannot be linked. Keep a sound one of another user, and replace any other."""
         with contextlib.suppress(FileNotFoundError):  # gc has freed it
             if not blobs.is_sound(canonical, digest, nbytes):
                 relink_everywhere(self.layout, digest, mine, self._temporary)

@@ -55,8 +55,8 @@ def lock_small_files(layout: Layout, *, timeout_s: float) -> locks.DirectoryLock
 def make_locked(layout: Layout, name: str, data: bytes) -> locks.DirectoryLock:
     """Create a file in ``locks/``, locked until this process ends. Raise `FileExistsError` if it exists."""
     links.make_directory(layout.locks)
-    # Lock the directory also, as for all file locks: a forked child closes the lock of the directory, and with it that
-    # of the file, so that the child does not keep the lock after its parent has ended.
+    # Lock the directory also, as for all file locks. A forked child closes the lock of the directory, and with it the
+    # lock of the file, so that the child does not keep the lock after its parent has ended.
     lock = locks.lock_shared(layout.locks)
     try:
         lock.file = LockFile.make(layout.locks / name, data)

@@ -31,7 +31,7 @@ class Survey:
 
 
 def survey(layout: Layout) -> Survey:
-    """Inspect every canonical blob, every directory and every small file, but no other names of blobs."""
+    """Inspect every canonical blob, the directory and the manifest of each checkpoint, and small files of the store."""
     done = Survey()
     owner = dirfd_stat.status(layout.root).st_uid
     for path, status in _everything(layout):

@@ -1,4 +1,4 @@
-"""The trash, the only place in which files that other processes can see are unlinked (rules F, T and K).
+"""The trash, the only place in which blobs and manifests that other processes can see are unlinked (rules F, T, K).
 
 Files to be deleted are renamed into ``trash/``, which `ckstore.objects.collector` empties.
 """
@@ -30,7 +30,7 @@ _UNDO = ".undo-"
 _UNDO_END = re.compile(r"\.undo-([0-9]{1,10})\Z")
 # If names could not be exchanged, a draft version replaced a checkpoint by two renames. The first gave it such a name.
 _REPLACED = re.compile(r"(?P<run>[^@]+)@(?P<step>[0-9]+)\.[0-9a-f]{12}\.old\Z")
-# A draft moved a replaced checkpoint to trash from a staging directory, whose digits are not those of its id.
+# A draft version moved a replaced checkpoint to trash from a staging directory. The digits in such a name are random.
 _OF_DRAFT_STAGING = re.compile(r"(?P<step>[0-9]+)\.[0-9a-f]{12}(\.old)?\Z")
 RELINKING = "relink"
 """The run in the name of the staging directory to which a relink moves replaced files."""
@@ -50,7 +50,7 @@ def move_to_trash(
         target = target.parent / f"{target.name}{_UNDO}{int(undo_s)}"
     links.rename(path, target)
     if lock is not None and not lock.names(target):
-        links.rename(target, path)  # another process has put another directory there, which must not be moved
+        links.rename(target, path)  # another process has put another directory at `path`, which must not be moved
         raise FileNotFoundError(f"{path} was replaced")
     return target
 

@@ -30,7 +30,7 @@ def is_asked(count: int, there_count: int) -> bool:
 
 
 def look(objects: Objects, wanted: Collection[str], there_count: int) -> tuple[dict[str, ObjectEntry], int]:
-    """Return the entries of those of the `wanted` keys that exist, and the number of keys in their folders.
+    """Return the entries of the `wanted` keys that exist, and the number of keys in their folders.
 
     Args:
         objects: The objects of the remote.
@@ -50,7 +50,7 @@ def look(objects: Objects, wanted: Collection[str], there_count: int) -> tuple[d
 
 
 def ask(objects: Objects, names: Collection[str]) -> dict[str, ObjectEntry]:
-    """Return the entries of those of these keys that exist. Each key is looked up by a request of its own."""
+    """Return the entries of the keys in `names` that exist. Each key is looked up by a request of its own."""
     found: dict[str, ObjectEntry] = {}
 
     def look(key: str) -> None:

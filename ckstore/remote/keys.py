@@ -1,6 +1,6 @@
 """The keys of the objects of a remote, and their parsers. Source: docs/format/remote-v1.md.
 
-A key determines the content of its object, whichever client wrote it. This module checks the keys of a listing before
+The key of a blob determines its content, whichever client wrote it. This module checks the keys of a listing before
 they become values.
 """
 

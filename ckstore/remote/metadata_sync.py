@@ -134,7 +134,7 @@ class MetadataPusher:
             raise joined(failed)
 
     def bring(self, wanted: Sequence[MetadataObject]) -> dict[str, CkstoreError]:
-        """Push these objects. Return, by key, the errors of those that cannot be merged with the remote's version."""
+        """Push these objects. Return, by key, the errors of objects that cannot be merged with the remote's version."""
         if not wanted:
             return {}
         found, _ = look(self._remote.objects, {one.key for one in wanted}, len(self._record.checkpoints))
@@ -159,7 +159,7 @@ class MetadataPusher:
 
 
 def _shown(key: CheckpointKey) -> str:
-    """Return the name of a checkpoint with the first digits of its id, since others may have the same step."""
+    """Return the name of a checkpoint with the first digits of its id, since another one may have the same step."""
     return f"{key.run}@{key.directory}"
 
 

@@ -144,7 +144,7 @@ class Pull:
         self._limiter = None if bytes_s is None else RateLimiter(bytes_s, sleep=self._budget.sleep)
 
     def bring(self, places: Sequence[Place]) -> TransferReport:
-        """Pull checkpoints, one after another. Those that fail are reported in one error after all others.
+        """Pull checkpoints, one after another. Failures are reported together, in one error at the end.
 
         The newest of several checkpoints of a step is pulled first, and supersedes the others locally as on the source.
 
@@ -175,7 +175,8 @@ class Pull:
         take_names(self.context, self.source, infos, self.warnings, new=new)
         if failures:
             raise joined(failures)
-        # The tags are read once for all checkpoints: to find those of one among a hundred thousand takes half a second.
+        # The tags are read once for all checkpoints, because finding the tags of one checkpoint among a hundred
+        # thousand takes half a second.
         tags = tags_by_checkpoint(self.context.layout)
         tagged = tuple(replace(info, tags=tags.get(info.key.any_generation, ())) for info in infos)
         return TransferReport(

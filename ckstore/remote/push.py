@@ -360,7 +360,7 @@ class Push:
             self._renew()
 
     def _find_blobs(self, names: Mapping[str, str], wanted: Mapping[str, _RequiredFile]) -> dict[str, ObjectEntry]:
-        """Return the entries of those blobs that exist under their current name with the right size.
+        """Return the entries of the blobs that exist under their current name with the right size.
 
         A blob in which a verification found other bytes is left out, so that it is sent again.
         """
@@ -433,7 +433,7 @@ class Push:
         """Return the keys of the deletion marks that these checkpoints have."""
         objects, marks = self._remote.objects, {place.dropped for place in places}
         runs = {f"{keys.CHECKPOINTS}{place.run}/" for place in places}
-        # A hundred steps share a prefix, so the cost of a batch does not grow with its run: by listing the whole run
+        # A hundred steps share a prefix, so the cost of a batch does not grow with its run. If the whole run was listed
         # for each batch, a push of 5,000 checkpoints would list 400,000 keys.
         hundreds = {f"{keys.CHECKPOINTS}{place.run}/{str(place.step)[:-2]}" for place in places}
         # A listing of a run has about one key per checkpoint, and takes one request per thousand keys.
@@ -454,7 +454,7 @@ class Push:
             self.failures["tags, pins and annotations"] = error
 
     def keep_record(self) -> None:
-        """Save the record of the remote, if the store is writable. A read-only store can be pushed too."""
+        """Save the record of the remote, if the store is writable. A read-only store can also be pushed."""
         if self._record.render() == self._before or self._context.readonly:
             return
         try:

@@ -205,7 +205,7 @@ def _places_there(
 def sizes_there(
     remote: Remote, condemned: CondemnedNames, digests: Iterable[str], known: RemoteRecord
 ) -> dict[str, Collection[int]]:
-    """Return the sizes of those of these blobs that a remote has, except in versions that are known to be damaged."""
+    """For each of these blobs that a remote has, return its sizes there. Versions known to be damaged do not count."""
     by_key = {keys.blob(str(condemned.name(digest))): digest for digest in digests}
     found, known.blob_count = look(remote.objects, by_key, known.blob_count)
     of_blobs = {by_key[key]: listed for key, listed in found.items()}

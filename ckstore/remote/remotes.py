@@ -159,8 +159,8 @@ class Remotes:
         first.
 
         An unreferenced blob is first marked, and deleted by a later call after the grace period. Until then, readers of
-        a deleted checkpoint can continue. Pushes and other prunes may run at the same time. One call marks at most
-        131,072 blobs; the next call marks the rest.
+        a deleted checkpoint can continue. Pushes and other prunes may run at the same time. At most 131,072 blobs are
+        marked at a time; later calls mark the rest.
 
         Args:
             name: The name of the remote. "" stands for the only one.

@@ -53,7 +53,7 @@ class Source(Protocol):
         """Return the bytes of each pin, by its name."""
 
     def read_into(self, place: Place, digest: str, offset: int, into: memoryview) -> int | None:
-        """Fill memory with unverified bytes of a blob. Return the number of bytes received, or None if it is missing."""
+        """Fill memory with unverified bytes of a blob. Return how many were received, or None if it is missing."""
 
     def read_any(self, digest: str, into: memoryview) -> bool:
         """Fill memory with an unverified plain blob, which may be unreferenced and freed at any time."""
@@ -140,7 +140,7 @@ class ObjectSource:
         return data
 
     def form(self, place: Place) -> StoredForm:
-        """Return how the remote stores the blobs of a checkpoint. It is plain if the checkpoint does not exist."""
+        """Return the form in which the remote stores a checkpoint's blobs, plain if the checkpoint does not exist."""
         return self._decoding.form(place)
 
     def annotations(self, place: Place) -> bytes | None:

@@ -80,7 +80,7 @@ def pull(
     if not dry_run:
         context.check_writable()
     there = open_source(context, remote)
-    # Check that the remote is still there: an empty place would look like a remote without checkpoints.
+    # Check that the remote still exists, because an empty place would look like a remote without checkpoints.
     if isinstance(there, Remote):
         read_info(there.objects, there.name)
     if dry_run:

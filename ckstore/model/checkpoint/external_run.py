@@ -1,4 +1,4 @@
-"""Runs of other programs, such as W&B, during which a checkpoint was saved. They are in its metadata."""
+"""Runs of other programs, such as W&B, during which a checkpoint was saved. The checkpoint's metadata names them."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ class Captured:
     files: tuple[FileRecord, ...] = ()  # the files that were committed; a saved state has none
     name_chars: int = 0  # characters in the names of all values, without the last key of each name
     left_out: tuple[str, ...] = ()  # descriptions of values that the checkpoint does not keep
-    # Whether each storage of 1 MiB or more has a blob of its own, so that later saves reuse unchanged ones uncopied.
+    # Whether each storage of 1 MiB or more has blobs of its own, so that later saves reuse unchanged ones uncopied.
     own_blobs: bool = False
 
     @cached_property

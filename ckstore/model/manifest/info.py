@@ -28,7 +28,7 @@ def shown_name(name: str, id: str, *, superseded: bool) -> str:
 @brief()
 @dataclass(frozen=True, slots=True)
 class SaveCounters:
-    """Counters of one save. Its phases run one after another. Hashing and writing run in parallel.
+    """Counters of one save. The phases with a duration run one after another. Hashing and writing run in parallel.
 
     Attributes:
         hashed_bytes: Bytes of the state that were read and hashed.

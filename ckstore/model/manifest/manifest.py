@@ -170,7 +170,7 @@ class Manifest:
 
 
 EXTENT_GRAIN_BYTES = 2**20
-"""The length of each extent of a storage except the last is a multiple of this number of bytes.
+"""Without ``shards``, the length of each extent of a storage except the last is a multiple of this number of bytes.
 
 Thus the extents can be mapped contiguously.
 """

@@ -21,8 +21,8 @@ class RemotePruneReport:
         removed_count, removed_bytes: Number and size of the unreferenced blobs that were removed.
         condemned_count, condemned_bytes: Number and size of the unreferenced blobs that are now marked for deletion,
             by this or an earlier call. They are removed after the grace period if they are still unreferenced.
-        uncondemned_count: Number of unreferenced blobs that were not marked, because one call marks only a limited
-            number. The next call continues with them.
+        uncondemned_count: Number of unreferenced blobs that were not marked, because only a limited number can be
+            marked at a time. Later calls mark them.
         blob_count, blob_bytes: Number and size of the remaining blobs, including those marked for deletion.
         voided_count: Number of voided intents of stopped pushes. Such a push starts again from the beginning.
         finished_count: Number of checkpoints whose push had stopped just before its last step. This prune published

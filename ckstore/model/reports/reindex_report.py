@@ -66,8 +66,8 @@ class ReindexReport:
         orphan_count, orphan_bytes: Number and size of the blobs in ``blobs/`` that no checkpoint names. The next gc
             frees them.
         restored_count: Number of blobs whose lost name in ``blobs/`` was restored.
-        copy_count, copy_bytes: Number and size of the blobs in checkpoints that are separate copies, for example after
-            copying a store without hardlinks. ``relink`` links them to one file again.
+        copy_count, copy_bytes: Number and size of the files in checkpoints that are separate copies of a blob, for
+            example after copying a store without hardlinks. ``relink`` links them to one file again.
         tag_count, pin_count: Number of tags and pins.
         incomplete: Directories that are not complete checkpoints.
         problems: Other problems, one sentence each, such as dangling tags and unreadable pins or annotations.

@@ -1,7 +1,7 @@
 """The mark of a damaged checkpoint: ``damaged.json`` in its directory. Source: docs/format/v1.md, "damaged.json".
 
-Marks are not lost with the catalog. A process that writes or removes a mark holds the shared lock on the directory, and
-uses the descriptor of the lock, since the directory may be renamed meanwhile, and the mark must move with it. A mark
+Marks are not lost with the catalog. A process that writes or removes a mark holds the shared lock on the directory. It
+uses the descriptor of the lock, because the mark must stay in the directory if that is renamed meanwhile. A mark
 protects no data, so it is unlinked directly and not moved to trash.
 """
 

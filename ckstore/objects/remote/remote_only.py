@@ -1,6 +1,6 @@
 """The file ``elsewhere.json`` of a checkpoint whose blobs were evicted. Source: docs/format/v1.md.
 
-It lists the remotes that have the blobs. While it exists and is readable, a blob that the directory lacks is
+The file lists the remotes that have the blobs. While it exists and is readable, a blob that the directory lacks is
 remote-only and not missing. The file is written before any blob is freed, and removed after all blobs were restored.
 """
 

@@ -58,7 +58,7 @@ class Decoding:
         self._mutex = threading.Lock()
 
     def form(self, place: Place) -> StoredForm:
-        """Return how the blobs of a checkpoint are stored. It is plain if the checkpoint does not exist."""
+        """Return the form in which the blobs of a checkpoint are stored, plain if the checkpoint does not exist."""
         return self._encoding(place) or PLAIN_FORM
 
     def note(self, place: Place, manifest: bytes | None) -> None:

@@ -1,8 +1,8 @@
 """Encode a checkpoint for a push, as differences to local checkpoints that are also on the remote.
 
-Source: docs/format/remote-v1.md, "Checkpoints". The nearest earlier checkpoint gives the smallest differences. If that
-makes the chain of bases too long, a blob is encoded against the plain blob at the end of the chain. The difference to
-the nearest checkpoint is then pushed as a link, for readers that have that checkpoint.
+Source: docs/format/remote-v1.md, "Checkpoints". The nearest earlier checkpoint gives the smallest differences. If it
+makes the chain of bases too long, a blob is encoded against a checkpoint with a shorter chain, or pushed plain. A small
+difference to the nearest checkpoint is then also pushed, as a link for readers that have that checkpoint.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def delta_of(
     there: Collection[Place],
     sizes: Mapping[str, Collection[int]],
 ) -> Delta | None:
-    """Encode an open checkpoint against one of those in `there`. Return None if that is not worthwhile.
+    """Encode an open checkpoint against one of the checkpoints in `there`. Return None if that is not worthwhile.
 
     `form_of` returns how the remote stores a checkpoint. Damaged local blobs are neither encoded nor used as bases.
     """

@@ -121,7 +121,7 @@ def _read_if_possible(remote: Remote, claim: Claim) -> ClaimRecord | None:
 
 
 def end_claims(context: Context, remote: Remote) -> list[Claim]:
-    """Delete those claims of this store that are no longer needed, and return the other claims on the remote."""
+    """Delete the claims of this store that are no longer needed. Return all other claims on the remote."""
     # The claims are listed first: an eviction writes elsewhere.json before its claim, so the file of each listed claim
     # is found.
     claims = claims_at(remote.objects)

@@ -32,7 +32,7 @@ class Owner:
     boot: str  # boot id of that machine
     path: str  # of the store on that machine
     epoch: int = 1  # 1 for the first owner; each takeover by another store adds one
-    sequence: int = 0  # the owner writes a greater number here before it pushes a checkpoint with it
+    sequence: int = 0  # the owner raises this number before it pushes a checkpoint with a greater one
     life_s: float = LIFE_S
 
     def render(self) -> bytes:

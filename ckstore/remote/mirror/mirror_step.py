@@ -212,7 +212,7 @@ class Mirror:
     def tidy(self) -> None:
         """Apply the two policies of the mirror if it is time to. Call this when everything has been pushed.
 
-        A policy that fails is named by `problem`; the other one and the prune still run.
+        If a policy fails, `problem` names it, and the other policy and the prune still run.
 
         Raises:
             CkstoreError: The mirror did not answer. A later call tries again.
@@ -277,7 +277,7 @@ class Mirror:
     def _decided_again(self, name: str, removed: Iterable[str], infos: Mapping[str, CheckpointInfo]) -> set[str]:
         """Return the removed checkpoints that `keep_remote` decides about again. The others stay removed.
 
-        It decides only about runs that this store mirrors.
+        That policy only decides about runs that this store mirrors.
         """
         if policy_of(self._context.layout, KEEP_REMOTE) is None:
             return set()
@@ -360,5 +360,5 @@ def _run_item(run: str) -> str:
 
 
 def _item(info: CheckpointInfo) -> str:
-    """Return the name under which a failed checkpoint is recorded. It has the id, since a step may be saved again."""
+    """Return the name under which a failed checkpoint is recorded, with its id, since a step may be saved again."""
     return f"{info.name} ({short_id(info.id)})"

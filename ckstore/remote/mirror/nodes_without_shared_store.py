@@ -174,7 +174,7 @@ def _adopt(context: Context, joined: JointCheckpoint, staging: Staging | None) -
     found = of_step[-1] if of_step else None
     if found is not None:
         reconcile_one(context, found.key, timeout_s=CATALOG_TIMEOUT_S)
-    # The same state may be there already, under the id of an earlier try.
+    # The same state may already be in the store, under the id of an earlier try.
     if found is not None and found.manifest.content == manifest.content:
         there = info_of(context, found.manifest, found.manifest_id, key=found.key)
         if staging is not None:

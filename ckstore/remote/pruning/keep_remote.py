@@ -143,7 +143,7 @@ class KeepRemote:
     def _candidates(
         self, source: ObjectSource, places: list[Place], here: dict[str, CheckpointInfo], stays: dict[str, str]
     ) -> tuple[list[Candidate], list[PlanEntry]]:
-        """Return the newest checkpoint of each step on the mirror, and plan entries for the others at these steps."""
+        """Return the newest checkpoint of each step on the mirror, and plan entries for replaced checkpoints."""
         remote = self.remote
         self._read_facts(source, [place for place in places if place.id not in here and place not in self.known])
         tags: dict[str, list[str]] = {}

@@ -64,7 +64,7 @@ class RemoteSurvey:
         return found
 
     def finish_removals(self) -> None:
-        """Delete the leftovers of checkpoints whose deletion was interrupted, except of those that are pushed again."""
+        """Delete leftovers of checkpoints whose deletion was interrupted, unless the checkpoint is pushed again."""
         # The order matters: the listing of `named`, then intents, marks and claims. A push keeps its intent until its
         # checkpoint is complete, and deletes the mark before that. Like every deletion, this reads claims after the
         # mark.

@@ -140,7 +140,7 @@ class _Prune:
     def _apply_lists(
         self, said: CondemnedNames, version: str | None, named: set[str], ripe: list[str], fresh: list[str]
     ) -> CondemnedNames | None:
-        """Delete the due blobs in batches, then mark others, all by the same lists.
+        """Delete the due blobs in batches, then mark other blobs, all according to the same lists.
 
         Returns:
             The new content of the object, or None if another client changed it.

@@ -82,7 +82,7 @@ def new_settings(
 def has_remote(
     context: Context, name: str, source: str | os.PathLike[str], endpoint: str | None, region: str | None
 ) -> bool:
-    """Whether a store has this place under this name, and it still holds the same remote. It then needs no probe."""
+    """Whether a store has a remote of this name at this place, and it is still there. Then no probe is needed."""
     target = target_at(parse_target(source, endpoint=endpoint, region=region))
     entry = entries(context.layout).get(name)
     return entry is not None and entry.target == target and uuid_of(open_source(context, name)) == entry.uuid

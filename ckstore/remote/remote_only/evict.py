@@ -93,7 +93,7 @@ def evict(
 ) -> EvictReport:
     """Free the local blobs of checkpoints that a remote has; see `ckstore.Store.evict`.
 
-    A failure of one does not stop the others. The error at the end names each that failed.
+    If one checkpoint fails, the others are still evicted. The error at the end names each failure.
 
     Args:
         context: The store.
@@ -350,8 +350,8 @@ def evict_by_rule(context: Context, *, dry_run: bool = False) -> EvictReport:
 
 def _plan_local(context: Context, policy: RetentionPolicy, mirror: str) -> RetentionPlan:
     """Return which checkpoints keep their local data, and why; the mirror is known to have each of the others."""
-    # Checkpoints without local data are left out, because they would count instead of those that a resume loads. An
-    # eviction reads each manifest itself.
+    # Checkpoints without local data are left out, because they would count instead of checkpoints that a resume loads.
+    # An eviction reads each manifest itself.
     here = [info for info in infos(context) if not info.elsewhere]
     lacking = {info.name: not_yet(mirror) for info in behind(context.layout, mirror, here)}
     return plan_among(context, policy, here, lacking)

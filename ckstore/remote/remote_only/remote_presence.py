@@ -70,7 +70,7 @@ class PresenceCheck:
         self._remote.objects.delete([Claim(self._context.settings.uuid, place, uuid).key])
 
     def lacks(self, place: Place, blobs: Sequence[BlobRecord], *, read: bool) -> str:
-        """Return why a remote does not have a checkpoint, as one sentence; empty if it has.
+        """Return why a remote does not have a checkpoint, as one sentence; empty if it has the checkpoint.
 
         Args:
             place: The checkpoint.

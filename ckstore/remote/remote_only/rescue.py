@@ -57,7 +57,7 @@ class RemoteRescuer:
         self._context = context
         self._remotes = remotes
         self._failed_s: dict[CheckpointKey, float] = {}
-        # For each open checkpoint: the checkpoints that got a repaired blob, and the others that lack the same blobs.
+        # For each open checkpoint: all checkpoints that got a repaired blob, and other ones that lack the same blobs.
         self._repaired: WeakKeyDictionary[CheckpointDirectory, set[CheckpointKey]] = WeakKeyDictionary()
         self._lacking: WeakKeyDictionary[CheckpointDirectory, dict[str, list[CheckpointKey]]] = WeakKeyDictionary()
 

@@ -217,7 +217,7 @@ class DirectoryObjects:
                     folder = folder.parent  # noqa: PLW2901
 
     def _find(self, top: StorePath, key: str) -> ObjectEntry | None:
-        """Return the entry of an object; on a shared filesystem, that of the server and not of a cache."""
+        """Return the entry of an object. On a shared filesystem, it comes from the server and not from a cache."""
         try:
             self._refresh(top, key)
             # The file is opened, since that asks the server. A lookup by name may use a cache of this host.
@@ -264,7 +264,7 @@ class DirectoryObjects:
                         raise
                     continue
                 if found is not None:
-                    # Make the name durable, and those of its directories, whichever process created them.
+                    # Make the names of the object and of its directories durable, whichever process created them.
                     folder = _path_of(top, key)
                     while folder.parts:
                         folder = folder.parent
@@ -387,7 +387,7 @@ def _discard(name: str, top: StorePath) -> None:
 
 
 def _rename(fresh: StorePath, top: StorePath, key: str, lock: LockFile | None = None) -> ObjectEntry:
-    """Rename a file to an object. Its time, part of its version tag, is later than that of the version it replaces."""
+    """Rename a file to an object. The time in its version tag becomes later than the time of the replaced version."""
     target = _path_of(top, key)
     before, status = dirfd_stat.find(target), dirfd_stat.status(fresh)
     # The new time is later by a nanosecond, or by two seconds, the resolution of the coarsest filesystem.

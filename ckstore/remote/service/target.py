@@ -1,4 +1,4 @@
-"""The target of a remote: a directory, a prefix of object storage, or another store. It is a value, not opened."""
+"""The target of a remote: a directory, a prefix of object storage, or another store. Nothing is opened."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ class RemoteVerification:
     # ------------------------------------------------------------------------------------- the checkpoints
 
     def _listed(self, uuid: str) -> Sequence[Place]:
-        """Return the checkpoints that the remote lists. Record those that it should have and does not list."""
+        """Return the checkpoints that the remote lists. Record missing ones that it should have."""
         context, name = self._context, self._remote.name
         listing = self._source.listed()
         there = {*listing.places}
