@@ -79,7 +79,7 @@ def running(layout: Layout, name: RecordName) -> Running | None:
 
 def _would_see_lock(layout: Layout, says: Evaluation | None) -> bool:
     """Whether this process would see the lock of the process that created a record."""
-    # Processes of one machine since its start see each other's locks, even in containers.
+    # Processes of the same boot of one machine see each other's locks, even in containers.
     if layout.view.sees_locks or (says is not None and says.boot == _boot()):
         return True
     # Otherwise the mounts on both hosts must pass locks on to the server.
