@@ -251,7 +251,7 @@ def _wait_for(fd: int, kind: int, deadline: float, path: AnyPath) -> None:
 
 def _refuse_own(fd: int, path: AnyPath) -> None:
     """Raise `InUse` if this thread itself holds the lock, as when a signal handler interrupted a call."""
-    # Waiting for its own lock would only end with the deadline.
+    # A thread that waits for its own lock would wait until the deadline.
     status = os.fstat(fd)
     inode = (status.st_dev, status.st_ino)
     if any(lock.fd != fd and lock.is_of_this_thread(inode) for lock in list(_held)):

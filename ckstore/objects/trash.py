@@ -68,7 +68,7 @@ def has_waiting(layout: Layout) -> bool:
 def left_s(path: StorePath) -> float:
     """Return for how many more seconds an entry of trash can be restored, or 0 if it may be deleted or is missing."""
     window = _UNDO_END.search(path.name)
-    # An entry without a manifest cannot be restored: a gc was killed while deleting it, which also changed its time.
+    # An entry without a manifest cannot be restored. A gc was killed while deleting it, and has also changed its time.
     found = dirfd_stat.find(path) if window and dirfd_stat.exists(path / MANIFEST) else None
     # The window begins at ctime, which the rename into trash has set, and which no user can set back.
     return 0.0 if window is None or found is None else left_of(int(window[1]), found.st_ctime)

@@ -238,7 +238,7 @@ class Pull:
             both = merged(own, other)
             known = frozenset(own.notes)  # a set, since a hostile remote may have a hundred thousand notes
             notes = tuple(note for note in both.notes if note not in known)
-            # Metrics are compared as text: NaN does not equal itself, and would be written again each time.
+            # Metrics are compared as text, because NaN does not equal itself and would be written again each time.
             known_metrics = {name: encode_metric(value) for name, value in own.metrics.items()}
             new = {
                 name: value for name, value in both.metrics.items() if known_metrics.get(name) != encode_metric(value)

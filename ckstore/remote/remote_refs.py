@@ -57,7 +57,10 @@ def find_on_remote(source: Source, text: str, *, run: str | None, hash_prefix: s
 
 
 def _stub(place: Place) -> CheckpointInfo:
-    """Return the facts that a listing has. Steps replace the commit order, which only affects suggestions."""
+    """Return a checkpoint with only the facts that a listing has.
+
+    Steps replace the commit order, which only affects suggestions.
+    """
     return CheckpointInfo(place.id, place.run, place.step, place.step, "", 0, 0, 0, 0, "")
 
 

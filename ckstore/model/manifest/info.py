@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def shown_name(name: str, id: str, *, superseded: bool) -> str:
-    """Return the displayed name of a checkpoint; ``RUN@STEP`` of a superseded one names another checkpoint."""
+    """Return the displayed name of a checkpoint. If it is superseded, ``RUN@STEP`` would name another checkpoint."""
     return f"{name} ({short_id(id)}, superseded)" if superseded else name
 
 

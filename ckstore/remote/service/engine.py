@@ -130,7 +130,7 @@ class ServiceObjects:
             _, error = self._try(lambda: self._send(self._writing(data)[1], key, data, "create"))
             if error is None:
                 return True
-            # The response to this or an earlier attempt may be lost, and a refusal may be due to our own success.
+            # The object may still have been created, because the response to this or an earlier attempt may be lost.
             failure = None if has_lost_condition(error) else translated(error, what, self._target)
             if failure is not None and not isinstance(failure, RemoteUnavailable):
                 raise failure
