@@ -138,7 +138,7 @@ class BackgroundSaves:
         return pending
 
     def _call_failed(self, run: str) -> None:
-        """Record that a call for a run failed. The next save copies all tensors, even those named as unchanged."""
+        """Record that a call for a run failed. The next save of the run ignores the names in its `unchanged`."""
         if self._made is not None:
             self._made.call_failed(run)
 

@@ -387,7 +387,7 @@ class Store:
         ranks: Ranks | None = None,
         on_failure: OnFailure = "raise",
     ) -> CheckpointInfo | NotSaved:
-        """Save a state. When this returns, it survives a kill and a power cut (unless ``info.durable`` is False).
+        """Save a state durably: the checkpoint survives a kill and a power cut (unless ``info.durable`` is False).
 
         The state is a nested dict, list or tuple of tensors, NumPy arrays, int, float, complex, bool, str, bytes and
         None. Objects with ``state_dict`` and ``load_state_dict`` (modules, optimizers, schedulers) are saved as their
@@ -398,7 +398,7 @@ class Store:
         Args:
             state: The state to save.
             step: Step number. If None, one more than the highest of the run.
-            run: Name of the run. If None, that of `open`, otherwise ``main``. ``auto`` creates a new run from that
+            run: Name of the run. If None, the run of `open`, otherwise ``main``. ``auto`` creates a new run from that
                 name, and all saves of this handle with ``auto`` use it.
             metrics: Name -> number, shown by ``ckstore log``. Metrics are not read from files.
             metadata: JSON-like values.
@@ -538,7 +538,7 @@ class Store:
                 (see `PendingSave.skipped`), and ``error`` raises an error.
             timeout_s: Maximum time that ``wait`` waits, in seconds.
             stall_timeout_s: A saver that sends no message and uses no processor time for this many seconds is
-                killed, and its saves are abandoned.
+                killed, and the save that it had begun is abandoned. Another saver continues with the later saves.
             nice: Niceness of a saver that this call starts, 0 to 19. A higher number lowers its priority.
             after: A `torch.cuda.Event`. GPU tensors are copied after that event, as work of the current stream, and
                 this call does not wait for the copy. Later work of the current stream follows the copy. Another stream
@@ -702,7 +702,7 @@ class Store:
             step: Step number. If None, the number in the name of a single path (``checkpoint-500``, ``step-500``,
                 ``global_step500``, ``iter_0000500``, ``epoch=1-step=500``), otherwise one more than the highest of the
                 run.
-            run: Name of the run. If None, that of `open`, otherwise ``main``.
+            run: Name of the run. If None, the run of `open`, otherwise ``main``.
             metrics: As in `save`.
             metadata: As in `save`.
             message: As in `save`.
@@ -1049,8 +1049,9 @@ class Store:
                 is put in front of names that match no other prefix. Keys that begin with a dot are replaced at any
                 position, as in ``{"._orig_mod.": "."}``.
             cast: Convert tensors to their dtype in the target, if ``torch.can_cast`` allows it.
-            assign: Allocate CPU memory for tensors of the target that are on the meta device. Parameters remain
-                parameters, with their ``requires_grad``, and tied ones remain tied.
+            assign: Allocate CPU memory for tensors of the target that are on the meta device, and replace tensors with
+                another structure. Parameters remain parameters, with their ``requires_grad``, and tied ones remain
+                tied.
             verify: As in `load`.
             since: The current content of the target, as the report of the previous load or as a checkpoint. Only
                 differences from it are read and written, so later changes of the target are kept. If None, everything
@@ -1123,7 +1124,7 @@ class Store:
         found damage in it. Newer ones are skipped with a `CkstoreWarning`. The data is not read.
 
         Args:
-            run: Name of the run. If None, that of `open`, otherwise the only one.
+            run: Name of the run. If None, the run of `open`, otherwise the only one.
             valid: See above.
 
         Raises:
@@ -1149,7 +1150,7 @@ class Store:
 
         Args:
             metric: The name of the metric, as given to `save` or `annotate`. nan never counts.
-            run: Name of the run. If None, that of `open`, otherwise the only one.
+            run: Name of the run. If None, the run of `open`, otherwise the only one.
             mode: With ``min`` the smallest number is best, with ``max`` the greatest. If None, the name decides:
                 ``min`` for a loss or an error, ``max`` for an accuracy or another score.
 
@@ -1226,8 +1227,8 @@ class Store:
         do not remove it during the evaluation, for at most `StoreConfig.evaluation_patience_s`.
 
         Args:
-            run: Name of the run, which need not exist yet. If None, that of `open`, otherwise the only one, otherwise
-                ``main``.
+            run: Name of the run, which need not exist yet. If None, the run of `open`, otherwise the only one,
+                otherwise ``main``.
             after: Yield only checkpoints committed after this one. ``latest`` yields only new ones. A `CheckpointInfo`
                 may name a checkpoint that no longer exists.
             timeout_s: End if there was no new checkpoint for this many seconds. If None, continue until closed.
@@ -1286,7 +1287,7 @@ class Store:
         """Publish the weights of a run as it grows, for engines that serve them, and yield each published version.
 
         Versions are directories ``weight_v000001``, ``weight_v000002`` and so on, which SGLang's ``/pull_weights``
-        reads. The newest version has the weights of the newest checkpoint, also after the run went back to an earlier
+        reads. The newest version has the weights of the newest checkpoint, even after the run went back to an earlier
         step. Checkpoints that were replaced by a newer one before their turn are not published. A version has only the
         differences from the previous one, or all weights: for the first one, after `full_every` versions, if the
         differences are too large or cannot be computed, and if the run no longer continues the published step. Each
@@ -1304,9 +1305,9 @@ class Store:
                 If one of the files changes, all weights are published again with the new files.
             dtype: The dtype of the published floating-point weights of 16 bits or more, ``float16``, ``bfloat16`` or
                 ``float32``. They are converted as ``tensor.to(dtype)`` does, and a change that this removes is not
-                published. If None, weights have their dtype in the checkpoint. With another dtype than that of the
-                newest version, all weights are published. Values that a dtype cannot represent are counted, and issued
-                as one `CkstoreWarning` for each version.
+                published. If None, weights have their dtype in the checkpoint. If the dtype differs from that of the
+                newest version, all weights are published. Values that a dtype cannot represent are counted, and one
+                `CkstoreWarning` for each version reports them.
             difference: The form of differences. An engine can apply ``overwrite`` again after a crash, but not ``xor``.
             full_every: Publish all weights at least once in this number of versions.
             full_above: Publish all weights if the differences are a larger share of them.
@@ -1667,7 +1668,7 @@ class Store:
         Each blob is compared with its digest before it gets its name. A checkpoint appears atomically, whole and
         durable, with the same id and the same position in the order of commits. Its metrics, annotations, tags and pins
         are also pulled, but local tags do not move. A repeated call continues an interrupted pull, unless gc ran
-        between them.
+        in the meantime.
 
         Args:
             ref: Which checkpoint of the remote, or several, by a step, ``latest``, a tag or digits of an id. If None,
@@ -1753,8 +1754,8 @@ class Store:
         Args:
             policy: The policy, or the plan of a dry run (``report.retention.plan``), which is applied unchanged. If
                 None, the policy of the store.
-            run: Only this run, also of a plan. If None, that of `open`, otherwise each run by itself, or the runs of
-                the plan.
+            run: Only this run, even if the plan has others. If None, the run of `open`, otherwise each run by itself,
+                or the runs of the plan.
             dry_run: Change nothing, and report the checkpoints and data that would be dropped and freed. The plan in
                 the report has the reasons for each checkpoint.
             exclusive: As in `gc`.
@@ -1794,7 +1795,7 @@ class Store:
 
         Args:
             refs: Only these checkpoints. If none are given, all.
-            run: Only this run. If None, that of `open`, otherwise each run by itself.
+            run: Only this run. If None, the run of `open`, otherwise each run by itself.
             keep_newest: Number of the newest checkpoints of a run that remain plain, at least 1.
             dry_run: Change nothing, and report which blobs would be encoded against which.
 
@@ -1875,7 +1876,7 @@ class Store:
         saved under the old name since. If another process drops some of the checkpoints during the renaming, the others
         are renamed, and a `CkstoreWarning` names the dropped ones.
 
-        The mirror keeps the checkpoints under the old name also, until `StoreConfig.keep_remote` removes them. Without
+        The mirror also keeps the checkpoints under the old name, until `StoreConfig.keep_remote` removes them. Without
         that policy, a `CkstoreWarning` gives their number.
 
         Raises:
@@ -2213,7 +2214,7 @@ class Store:
         return self._effective_run(run)
 
     def _new_run(self) -> str:
-        """Return the run of ``run="auto"``. The handle takes it at the first call."""
+        """Return the run of ``run="auto"``. The first call reserves it."""
         if self._auto_run is None:
             from ckstore.ops.save.continuation import take_free_run
 

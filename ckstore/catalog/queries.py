@@ -174,7 +174,7 @@ def decode_stamps(*columns: Sequence[int]) -> Iterator[Stamp]:
 
 
 def in_parts(items: Sequence[T]) -> Iterator[tuple[str, Sequence[T]]]:
-    """Yield `items` in batches for one statement each, after the placeholders ``(?, ?, ...)`` for the batch."""
+    """Yield each batch of `items` for one statement, preceded by its placeholders ``(?, ?, ...)``."""
     for at in range(0, len(items), _PARAMETERS):
         part = items[at : at + _PARAMETERS]
         yield f"({', '.join('?' * len(part))})", part
@@ -364,7 +364,7 @@ def find_pieces(connection: sqlite3.Connection, digests: Collection[str]) -> tup
             found[piece] = location
         query = f"SELECT digest, nbytes FROM blobs WHERE digest IN {marks}"  # noqa: S608
         for piece, nbytes in checked(connection.execute(query, part).fetchall(), row_checks.digests, row_checks.sizes):
-            # This is done last, so that a blob of its own is preferred to a pack, which may be mostly dead.
+            # Blobs come last, so that the piece's own blob is preferred to a pack, which may be mostly dead.
             found[piece] = PieceLocation(piece, nbytes, 0, nbytes)
     return found, counted
 

@@ -1,6 +1,6 @@
 """The forms of the values in rows, checked at the one place where rows become values.
 
-A catalog can be copied from another machine, forged, or rot, and STRICT tables only restrict the writes of SQLite. So
+A catalog can come from another machine, be forged or rot, and STRICT tables only restrict the writes of SQLite. So
 no digest, run, step, size, tag or document of a row is used before its form was checked. A wrong form is damage of the
 whole file, which is set aside and rebuilt from the directories. A value of the right form may still be false, so the
 directories decide.

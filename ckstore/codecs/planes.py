@@ -40,7 +40,7 @@ def scratch(name: str, count: int, dtype: np.dtype[Any]) -> Unsigned:
 def pack(elements: Unsigned) -> bytes:
     """Return elements as planes: the stored length of each plane, then the planes.
 
-    A plane of zeros has no bytes. Another one is a zstd frame, or raw.
+    A plane of zeros has no bytes. Any other plane is a zstd frame, or raw.
     """
     import numpy as np
 

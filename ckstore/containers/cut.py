@@ -28,7 +28,7 @@ _TORCH_DTYPES = {one.safetensors: one.torch for one in DTYPES if one.safetensors
 
 
 def cut(file: RandomAccess, name: str) -> Cut:
-    """Return the boundaries in `file`, and its tensors. Only errors of its `read` are raised.
+    """Return the boundaries in `file`, and its tensors. Only errors of `file.read` are raised.
 
     Args:
         file: The file, which must not change meanwhile.

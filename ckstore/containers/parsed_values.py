@@ -14,7 +14,7 @@ MAX_DIMENSIONS = 64
 
 
 class Refused(ValueError):
-    """The file does not follow its apparent format. Never leaves this package."""
+    """The file does not follow its apparent format. `cut` catches it, and stores such a file as opaque bytes."""
 
 
 def refuse(part: str, wanted: str, found: object) -> NoReturn:

@@ -114,7 +114,7 @@ def cut_shards(sizes: Sequence[int], most_bytes: int) -> list[list[int]]:
 
 
 def shard_name(number: int, count: int, stem: str = "model") -> str:
-    """Return the name of file `number`, from 1, of `count`."""
+    """Return the name of file `number` of `count`, numbered from 1."""
     return f"{stem}.safetensors" if count == 1 else f"{stem}-{number:05d}-of-{count:05d}.safetensors"
 
 

@@ -52,7 +52,7 @@ def install(accelerator: Any, store: Store, run: str | None = None) -> Installed
     Args:
         accelerator: An `accelerate.Accelerator`.
         store: The store.
-        run: Name of the run. If None, that of `Store.open`, otherwise ``main``. ``auto`` creates a new run for each
+        run: Name of the run. If None, the run given to `Store.open`, or ``main``. ``auto`` creates a new run for each
             training.
     """
     return Installed(accelerator, store, run)

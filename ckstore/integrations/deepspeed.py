@@ -31,7 +31,7 @@ class CkstoreCheckpointEngine(TorchCheckpointEngine):  # type: ignore[misc]
     Args:
         config: The configuration of the engine.
         store: The store.
-        run: Name of the run. If None, that of `Store.open`, otherwise ``main``. ``auto`` creates a new run for each
+        run: Name of the run. If None, the run given to `Store.open`, or ``main``. ``auto`` creates a new run for each
             training.
 
     Attributes:
@@ -110,7 +110,7 @@ def install(engine: Any, store: Store, run: str | None = None) -> CkstoreCheckpo
     Args:
         engine: The engine.
         store: The store.
-        run: Name of the run. If None, that of `Store.open`, otherwise ``main``. ``auto`` creates a new run for each
+        run: Name of the run. If None, the run given to `Store.open`, or ``main``. ``auto`` creates a new run for each
             training.
     """
     made = CkstoreCheckpointEngine(getattr(engine, "_config", None), store, run)

@@ -72,11 +72,11 @@ class CkstoreCheckpointIO(CheckpointIO):
 
     A marker pins its checkpoint, so the checkpoint is kept when another callback saves the same step again.
     When `ModelCheckpoint` removes a marker, its pin is removed, and the checkpoint is deleted from the store, unless a
-    tag, a pin or another marker names it. A copy of a marker protects the checkpoint only in the same directory.
+    tag, a pin or another marker names it. A copied marker protects the checkpoint only if it is in the same directory.
 
     Args:
         store: The store.
-        run: Name of the run. If None, that of `Store.open`, otherwise ``main``. ``auto`` creates a new run for each
+        run: Name of the run. If None, the run given to `Store.open`, or ``main``. ``auto`` creates a new run for each
             training.
         delete: If False, `ModelCheckpoint` removes only markers, and the policy of the store decides which checkpoints
             are kept. Then only a checkpoint whose step another callback saves again is pinned, until its marker is
@@ -177,7 +177,7 @@ class CkstoreCheckpointIO(CheckpointIO):
         """Save a state, pin the checkpoint and write its marker. `kept` is the result of `_keep_named`."""
         info = save()
         if isinstance(info, NotSaved):
-            # Write no marker, which must only name saved checkpoints. ModelCheckpoint will remove the previous marker.
+            # Write no marker, since markers only name saved checkpoints. ModelCheckpoint will remove the previous one.
             self._failed.add(path.parent)
             return
         self._failed.discard(path.parent)
@@ -208,7 +208,7 @@ class CkstoreCheckpointIO(CheckpointIO):
         self._named[path] = info
 
     def _before(self, path: Path) -> Mapping[str, Any] | None:
-        """Return the content of the marker at a path, or that for a pin whose marker was not written before a kill."""
+        """Return the content of the marker at a path. If a kill prevented the marker, return that of its pin."""
         with suppress(BadInput):  # no marker
             return read_marker(path)
         if self._left is None:  # read pins only once, because a store may have thousands
@@ -292,7 +292,9 @@ class CkstoreCheckpointIO(CheckpointIO):
     def load_checkpoint(
         self, path: str | os.PathLike[str], map_location: Any | None = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Load the state that a marker or ``ckstore:REF`` names. Nothing is unpickled, for any value of `weights_only`.
+        """Load the state that a marker or ``ckstore:REF`` names, without unpickling, whatever `weights_only` is.
+
+        A file of Lightning at `path` that is not a checkpoint of a Trainer is loaded with ``weights_only=True``.
 
         Raises:
             NoSuchRef: The checkpoint does not exist, or the marker belongs to another store.

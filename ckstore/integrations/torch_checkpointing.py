@@ -67,7 +67,7 @@ class CkstoreStorageConfig(StorageConfig):
     name contains no step, the checkpoint gets the next step. Checkpoints are loaded and listed by their paths.
 
     Attributes:
-        store: Directory of the store, which exists.
+        store: Directory of an existing store.
         folder: Directory of the checkpoints, on a filesystem that all ranks share. Files are written here until their
             checkpoint is committed.
         run: Run of the checkpoints. If None, ``main``.
@@ -372,7 +372,7 @@ class CkstoreStorage(LocalFileSystemStorage):
             infos = self._store.checkpoints(self._run) if step is None else [self._store.info(f"{self._run}@{step}")]
         except NoSuchRef:
             return ()
-        # Read the catalog again only after a directory has changed. To check the directories takes a tenth of the time.
+        # Read the catalog again only after a directory has changed. Checking the directories takes a tenth of the time.
         if found and found == self._stamps(step):
             self._remember(self._known, step, (found, tuple(infos)))
         return tuple(infos)

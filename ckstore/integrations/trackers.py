@@ -1,4 +1,4 @@
-"""Log each checkpoint as a reference to the active run of W&B, MLflow or Trackio, and keep the run with the checkpoint.
+"""Log a reference to each checkpoint to the active run of W&B, MLflow or Trackio, and keep the run with the checkpoint.
 
 A save only reads the identity of the active runs from memory. The trackers are called in a thread of this process after
 the checkpoint is durable, so that a tracker that fails or hangs neither fails nor delays a save. No data of a
@@ -85,7 +85,7 @@ class TrackerLogger:
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._warned: set[str] = set()
-        # A tracker whose run began earlier has registered its end earlier, so that it runs after this.
+        # A tracker whose run began earlier has registered its own exit handler earlier, so it runs after this one.
         atexit.register(_end, weakref.ref(self))
 
     def wait(self, timeout_s: float = _AT_EXIT_S) -> bool:
@@ -181,7 +181,7 @@ class TrackerLogger:
             self._fail(*self._refused.popleft())
 
     def _log_all(self) -> None:
-        """Log what waits, and end: the next checkpoint starts another thread."""
+        """Log the waiting checkpoints, then end. The next checkpoint starts another thread."""
         while True:
             with self._changed:
                 if not self._waiting:
@@ -257,7 +257,7 @@ class TrackedRun(Protocol):
 
 
 class WandbRun:
-    """A run of W&B. Each checkpoint is a version of an artifact that has one reference, and the newest is a summary."""
+    """A run of W&B. Each checkpoint is a version of an artifact with one reference. The summary names the newest."""
 
     def __init__(self, run: Any) -> None:
         self._run = run
@@ -280,7 +280,7 @@ class TrackioRun:
 
     def log(self, record: dict[str, Any]) -> None:
         """Log a checkpoint."""
-        # Not `run.log`: it changes the step of the next values that the program logs without one. Trackio refuses
+        # Not `run.log`: it changes the step of the next values that the program logs without a step. Trackio refuses
         # URLs of schemes that it does not know.
         _log_artifact(sys.modules["trackio"], self._run, record, record["manifest"])
 
@@ -316,7 +316,7 @@ _ADAPTERS: dict[str, Callable[[Any], TrackedRun]] = {"wandb": WandbRun, "mlflow"
 
 
 def _end(tracking: weakref.ref[TrackerLogger]) -> None:
-    """Report what was not logged, if the handle still exists."""
+    """Report the checkpoints that were not logged, if the handle still exists."""
     logger = tracking()
     if logger is not None:
         logger.report_unlogged()

@@ -1,4 +1,4 @@
-"""Count the samples that a resume of the Trainer of transformers reads again or never, on other ranks or batch sizes.
+"""Count the samples that a resumed Trainer of transformers reads again or never, if ranks or batch sizes changed.
 
 The Trainer computes its epoch, and the number of batches that it skips, from the step and from its present batches. So
 it continues after the same number of steps, which may be another number of samples. This module imports no framework.

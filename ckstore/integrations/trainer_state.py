@@ -64,7 +64,7 @@ def write_small_files(trainer: Any, directory: str) -> None:
 
 
 def write_scheduler(trainer: Any, directory: str) -> None:
-    """Write the files of the scheduler and the scaler like `Trainer`."""
+    """Write the file of the scheduler like `Trainer`."""
     torch.save(trainer.lr_scheduler.state_dict(), os.path.join(directory, _SCHEDULER))
 
 

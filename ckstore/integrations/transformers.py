@@ -84,8 +84,8 @@ class CkstoreTrainerMixin:
 
     Attributes:
         ckstore: The store. Set it on the class or the object before training.
-        ckstore_run: Name of the run. If None, that of `Store.open`, otherwise ``main``. ``auto`` creates a new run for
-            each training.
+        ckstore_run: Name of the run. If None, the run given to `Store.open`, or ``main``. ``auto`` creates a new run
+            for each training.
         ckstore_saves: With ``files``, the files of the Trainer are committed. With ``state``, weights and optimizer are
             saved directly, without files. ``background`` also does this, in a separate process while the training
             continues. ``state`` and ``background`` need the whole state on rank 0, so they exclude FSDP and DeepSpeed.
@@ -133,7 +133,7 @@ class CkstoreTrainerMixin:
         return result
 
     def _begin(self, path: str | bool | None, asked: str | bool | None) -> None:
-        """Begin or continue a training before its first step, so that a used run is refused now and not hours later."""
+        """Begin or continue a training before its first step, so that a run in use is refused now, not hours later."""
         store = self._store()
         if not path:
             own_run.begin(store, self.ckstore_run)
@@ -278,7 +278,7 @@ class CkstoreCallback(TrainerCallback):
 
     Args:
         store: The store.
-        run: Name of the run. If None, that of `Store.open`, otherwise ``main``. ``auto`` creates a new run for each
+        run: Name of the run. If None, the run given to `Store.open`, or ``main``. ``auto`` creates a new run for each
             training.
     """
 
@@ -472,8 +472,8 @@ def directory_to_resume(
         store: The store.
         output_dir: The output directory of the Trainer.
         ref: Which checkpoint.
-        run: Name of the run. If None, that of `Store.open`, otherwise ``main``.
-        or_none: Return None and no error if the run has no checkpoint, as at its first start.
+        run: Name of the run. If None, the run given to `Store.open`, or ``main``.
+        or_none: Return None as the directory, and raise no error, if the run has no checkpoint, as at its first start.
         now: The conditions of this run, which are compared with those of the checkpoint.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Publish the merged checkpoint: a link to each blob of the parts, one manifest, and the one rename of every save."""
+"""Publish the merged checkpoint: link the blobs of the parts, write one manifest, and rename it, as every save does."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ from ckstore.ranks.work import RankWork, WorkWatch
 from ckstore.tensors.state_capture import Captured, capture
 
 FACTS = "facts"
-"""The key in the metadata of the first part. Its value has the members of the metadata that subscribers know of."""
+"""The key in the metadata of the first part. Its value has the members that subscribers add to the metadata."""
 
 
 @dataclass(frozen=True, slots=True)

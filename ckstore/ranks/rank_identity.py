@@ -60,7 +60,7 @@ def named(rank: int, document: Document) -> str:
 
 
 def what_became_of(document: Document, host: str) -> str:
-    """Return whether the process of a document has ended or is stopped; empty if it runs or is on another host."""
+    """Return a text if the process of a document has ended or is stopped; empty if it runs or is on another host."""
     pid = document.get("pid")
     if document.get("host") != host or not isinstance(pid, int) or pid < 1:
         return ""

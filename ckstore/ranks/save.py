@@ -67,9 +67,9 @@ def save_as_rank(
     ranks. `RankFailed` means that nothing was published. `UnknownOutcome` means that the disk stopped answering when a
     rank could publish.
     """
-    # Here, since it finds the caller's line in the stack of this thread.
+    # Call this in the caller's thread, because the warning names the caller's line.
     tell_not_durable(context.not_durable_because, context.settings)
-    work = RankWork(who, timeout_s)  # the deadline counts from here, what `prepare` takes included
+    work = RankWork(who, timeout_s)  # the deadline counts from here, so it includes the time of `prepare`
     try:
         request, captured = prepare()
         request.check()
@@ -78,7 +78,7 @@ def save_as_rank(
         # Another store at this path must not get the report.
         if not (context.readonly or isinstance(error, StoreNotFound)):
             raised = error
-            with suppress(RankFailed):  # the disk does not answer; what was raised is the news
+            with suppress(RankFailed):  # the disk does not answer; the first error is raised
                 work.run(lambda: _fail(context, work, raised))
         raise
     work.progress = request.progress
@@ -90,7 +90,7 @@ def save_as_rank(
 
 def _fail(context: Context, work: RankWork, error: BaseException) -> None:
     """Report to the other ranks that this one failed before it could stage a part."""
-    # Whatever fails here: the error is the news.
+    # The caller raises `error`, even if reporting it fails.
     with suppress(CkstoreError, OSError), FileRendezvous.enter(context.layout, work.who) as meeting:
         Coordinator(context, meeting, work).fail(error)
 
@@ -116,9 +116,9 @@ def _save(context: Context, work: RankWork, request: Request, captured: Captured
             deciding.fail(error)
             raise
         try:
-            # Before it is said: if the caller has given up meanwhile this raises, and nothing is offered.
+            # This raises if the caller has given up. It precedes `say_part`, so that the part is then not offered.
             work.doing("said that its part is staged", offers=True)
             meeting.say_part(staging.path.name)
             return deciding.wait(staging)
         finally:
-            reclaim.discard(context, staging)  # the whole has links of its own to all that was staged
+            reclaim.discard(context, staging)  # the merged checkpoint has its own links to the staged blobs

@@ -25,7 +25,7 @@ from ckstore.ranks.rank_identity import RankIdentity
 R = TypeVar("R")
 
 GRACE_LEAST_S = 30.0
-"""The minimum additional time of a rank that is publishing at the deadline. It gets its timeout again, if longer."""
+"""The minimum additional time of a rank that is publishing at the deadline. A longer `timeout_s` applies instead."""
 _QUIET_S = 10.0
 """The time without progress after which the deadline applies. A disk under heavy load takes seconds for one fsync."""
 _FOLLOWS_S = 5.0

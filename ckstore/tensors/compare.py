@@ -19,8 +19,8 @@ def largest_difference(before: Any, after: Any) -> Difference | None:
     another value is infinite.
 
     Returns:
-        None if the values have another kind, shape or type of elements. Also None for views that repeat elements so
-        often that there are more elements than bytes.
+        None if the values are not two such tensors or two such arrays, or if torch cannot convert their elements. Also
+        None for views that repeat elements so often that there are more elements than bytes.
     """
     if is_tensor(before) and is_tensor(after):
         blocks = _torch_blocks(before, after)
@@ -61,7 +61,7 @@ def _torch_blocks(before: Any, after: Any) -> Any:
 
 
 def _distinct(before: Any, after: Any, strides: Any, other_strides: Any) -> tuple[Any, Any]:
-    """Return both with only the first index of each dimension in which both repeat the same elements."""
+    """Return both, cut to the first index of each dimension along which both repeat the same elements."""
     index = tuple(
         slice(0, 1) if one == other == 0 else slice(None) for one, other in zip(strides, other_strides, strict=True)
     )

@@ -44,7 +44,7 @@ class DescribedObject(NamedTuple):
 
 
 Place = Callable[[Any, str], "DescribedLeaf | DescribedParts | DescribedObject | Node"]
-"""A function that returns the form in a state of a described value. Its arguments are the value and its path."""
+"""A function that takes a described value and its path, and returns the form that the value has in a state."""
 
 
 class TooMuchDescribed(ValueError):
@@ -52,7 +52,7 @@ class TooMuchDescribed(ValueError):
 
 
 class Most(NamedTuple):
-    """The limits for the result of a description. Each value counts at every place."""
+    """The limits for the result of a description. A value that occurs at several places counts each time."""
 
     values: int  # values in containers
     names: int  # characters of the names of all values

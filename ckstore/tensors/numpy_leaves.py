@@ -43,7 +43,7 @@ class ArrayParts(NamedTuple):
 def take_apart(array: npt.NDArray[Any], path: str) -> ArrayParts:
     """Return an array as a leaf; memory in C or Fortran order is not copied."""
     dtype = _check_dtype(array.dtype, path)
-    # A view of the class memmap would keep the file of the memmap.
+    # A memmap is treated as a plain array.
     plain = array.view(np.ndarray)
     if not plain.size:
         check_numbers(path, plain.shape)

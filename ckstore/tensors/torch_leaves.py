@@ -1,8 +1,8 @@
 """Tensors as leaves, and back. Imported only when torch is imported and a state has tensors.
 
 A stored storage has the part of a live storage that tensors of the state use. A lone tensor keeps only its elements.
-Tensors that share memory keep the union of their memory (`memory_layout.keep_parts`). Only elements that strides cannot
-describe are copied here.
+Tensors that share memory keep the union of their memory (`memory_layout.keep_parts`). Copies are only made of
+conjugate and negative views, of tensors on devices other than the CPU and CUDA, and of tensors with gaps on CUDA.
 """
 
 from __future__ import annotations

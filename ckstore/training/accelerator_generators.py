@@ -16,7 +16,7 @@ def generators() -> Sequence[Any]:
 def states() -> list[Any] | None:
     """Return the states of the generators, or None if this process does not use GPUs. torch must be imported."""
     torch = sys.modules["torch"]
-    # Otherwise reading the states would initialize CUDA, which needs hundreds of MB on each GPU.
+    # Without this check, reading the states would initialize CUDA, which needs hundreds of MB on each GPU.
     if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
         return None
     found: list[Any] = torch.cuda.get_rng_state_all()

@@ -15,7 +15,8 @@ class ElasticSampler:
     """A sampler for several ranks that counts its position in the data over all ranks.
 
     `StatefulDataLoader` of torchdata stores the position. A resume on more or fewer ranks continues after the samples
-    that all ranks together have read. All ranks read the same number of batches, in the order of `DistributedSampler`.
+    that all ranks together have read. All ranks read the same number of samples, unless `remainder` is ``share``. The
+    order is that of `DistributedSampler`.
 
     Args:
         dataset: A data set with a length, or the length.

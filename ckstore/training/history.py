@@ -215,15 +215,15 @@ def import_history(
     delete_sources: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> ImportReport:
-    """Commit every checkpoint in a folder at its step, the oldest first. Each is durable before the next one begins.
+    """Commit every checkpoint in a folder, in the order of `find_checkpoints`, each durably before the next one.
 
     Steps, times and the metrics in ``trainer_state.json`` are also imported. A repeated call continues an interrupted
     import. It does not read a checkpoint again if the names, sizes and times of its files have not changed.
 
     Nothing is imported if the run has checkpoints that were not imported, since an older checkpoint would become the
     latest of the run. Nothing is imported either if a policy or a budget would drop checkpoints because of the import.
-    The check against a budget adds up the sizes of the files, since it is not known how much data the files share. A
-    call with no new checkpoint always succeeds.
+    The check against a budget adds up the sizes of the files, since it is not known how much data the files share.
+    Without a new checkpoint, nothing is refused for these reasons.
 
     Args:
         store: The store.

@@ -166,7 +166,7 @@ def _restore_from(
     loader = parts.get("dataloader")
     random, place, extra = _RandomStates(parts), _Receiver(), _Receiver()
     source = own_key(record["ranks"])
-    # Set random states first. A part that has a generator in its own state sets it afterwards.
+    # Set the generators of parts first. A part that has a generator in its own state sets it again afterwards.
     target: dict[str, Any] = {"rng": {source: random}} if record["ranks"] else {}
     apart = {"dataloader", *random.generators}
     target |= {name: part for name, part in parts.items() if name not in apart}

@@ -12,7 +12,7 @@ from ckstore.ops.pace import process_ends_in
 _came: set[int] = set()
 """The received signals. A handler changes this set, and may run between any two instructions of the program."""
 _GRACE_S = 20.0
-"""By default, Slurm, Docker and Kubernetes kill a process 30 s after SIGTERM."""
+"""By default, Slurm and Kubernetes kill a process 30 s after SIGTERM, and Docker kills it after 10 s."""
 
 
 def should_stop() -> bool:

@@ -29,7 +29,7 @@ from ckstore.weights.version_directory import VERSION_NAME, DifferenceForm, Vers
 if TYPE_CHECKING:
     from ckstore.tensors.dtype_cast import DtypeCast
 
-_SHARD_BYTES = 256 * 2**20  # compressed tensors in one file, which are in memory until it is written
+_SHARD_BYTES = 256 * 2**20  # compressed tensors in one file, which are in memory until the file is written
 _AHEAD = 2  # tensors that wait for the writer, for each thread
 
 
@@ -38,7 +38,7 @@ class _ChangedWeight:
     name: str
     frame: bytes
     checksum: str
-    cast: DtypeCast | None  # with the values of the new weight that it has converted
+    cast: DtypeCast | None  # the conversion of the new weight, which counts values out of range
 
 
 class UnreadableBase(Exception):
@@ -56,7 +56,7 @@ def write_difference(
     threads: int,
     casts: CastTally,
 ) -> int:
-    """Write the version `path` with what turns the weights `before` into `after`. Return the size of its files.
+    """Write the version `path` with the differences between the weights `before` and `after`. Return its size in bytes.
 
     `casts` counts the weights in it that were converted.
 
@@ -134,7 +134,7 @@ def _changed(
 
 
 def _base_parts(weight: Weight, cuts: Iterable[WeightCut]) -> Generator[memoryview]:
-    """Yield the bytes of the previous version. Damage of its checkpoint is recorded there, not at the newer one."""
+    """Yield the bytes of the previous version. Damage is recorded at its checkpoint, not at the newer one."""
     try:
         yield from weight.parts(cuts, weight.cast())
     except (CkstoreError, OSError) as error:
@@ -147,10 +147,10 @@ def _difference(before: Weight, after: Weight, form: DifferenceForm, most_bytes:
     frame = XorFrame(after.tensor.nbytes) if form == "xor" else OverwriteFrame(most_bytes)
     cuts, cast = after.cuts(before), after.cast()
     changed = (cut for cut in cuts if not cut.is_unchanged)
-    # Closed here: an error would keep the generators, and with them the open blobs.
+    # Close both generators here, because the frames of an error would keep them and the blobs that they have open.
     with closing(_base_parts(before, changed)) as old_parts, closing(after.parts(cuts, cast)) as new_parts:
         for cut, new in zip(cuts, new_parts, strict=True):
-            # Also of unchanged bytes: engines check the whole tensor.
+            # The checksum includes unchanged bytes, because engines check the whole tensor.
             checksum.update(new)
             if cut.is_unchanged:
                 frame.skip(len(new))

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class WeightCut(NamedTuple):
-    """A range of the elements of a row-major tensor, and whether the previous version has the same ones there."""
+    """A range of the elements of a row-major tensor, and whether they are the same in the previous version."""
 
     start: int
     stop: int
@@ -75,14 +75,14 @@ class Weight:
         return cast_of(self.leaf, self.tensor)
 
     def cuts(self, before: Weight) -> list[WeightCut]:
-        """Return how its elements are compared with those of the previous version, in ascending order.
+        """Return consecutive ranges of its elements, each with whether it is the same in the previous version.
 
         A piece that both have at the same place, or a band of such pieces of several ranks, is unchanged. Cuts are at
         the boundaries of unchanged pieces, so that no changed part makes a reader read an unchanged piece.
         """
         count, size = math.prod(self.leaf.shape), self.element_bytes
-        # Units are compared by their places in the storage, which say nothing of another part of it, or of elements of
-        # another dtype.
+        # Units are compared by their places in the storage, so both tensors must begin at the same byte, have the same
+        # dtype, and be row-major.
         is_comparable = (
             before.leaf.offset == self.leaf.offset
             and before.source_dtype == self.source_dtype
@@ -205,7 +205,7 @@ class ModelWeights:
         return xxhash.xxh3_128_hexdigest(repr(stored).encode())
 
     def difference_in_form(self, other: ModelWeights) -> str:
-        """Return what differs besides the bytes of the weights: their forms, or other files of the model."""
+        """Return a sentence if the forms of the weights or other files of the model differ, otherwise an empty text."""
         forms: Sequence[dict[str, TensorToWrite]] = [
             {name: weight.tensor for name, weight in one.weights.items()} for one in (self, other)
         ]

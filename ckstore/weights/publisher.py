@@ -101,7 +101,7 @@ class WeightPublisher:
         self._options = options
         self._dtype = options.dtype or ""  # as the record of a version has it
         self._bring = bring
-        self._published: ModelWeights | None = None  # those of the newest version, if its checkpoint still exists
+        self._published: ModelWeights | None = None  # the weights of the newest version, if its checkpoint still exists
         self._added: tuple[tuple[UserFile, ...], str] = ((), "")  # the files to add at the last check, and their digest
         self._unresolved: NoSuchRef | None = None  # why the ref names no checkpoint now, although the run has some
         self._closed = False
@@ -171,9 +171,9 @@ class WeightPublisher:
                 and last.dtype == self._dtype
             )
             if last is not None and is_published and find(self._context, self._options.ref).id == last.id:
-                problem = self._open_published(last)  # of a publisher that has just been started
+                problem = self._open_published(last)  # the publisher may have just been started
                 if problem != _OTHER_WEIGHTS:
-                    # One that appeared, although an error kept it from the caller, is returned now.
+                    # A version that was published, but not returned because of an error, is returned now.
                     return self._directory.version_of(last) if last.version > self._told else None
             directory = open_directory(self._context, self._options.ref)
         except NoSuchRef as error:
@@ -204,7 +204,7 @@ class WeightPublisher:
             warn(f"the number of version {number} was not recorded in {self.path}: {error}")
         try:
             self._directory.prune(self._options.keep_full)
-        except (OSError, InUse) as error:  # the version is there, and the next one tries again
+        except (OSError, InUse) as error:  # the version is published, and the next one tries again
             warn(f"older versions in {self.path} were not removed: {error}")
         if casts.beyond:
             found = [f"{printable(name)}: {how}" for name, how in casts.beyond.items()]
@@ -250,7 +250,7 @@ class WeightPublisher:
                 reason = f"step {records[-1].step} cannot be read: {error}"
             else:
                 return record, casts, nbytes
-        # Without the weights that a difference has counted, which was not written.
+        # Start a new count, because the difference with the counted weights was not written.
         casts = CastTally(self._options.dtype)
         record = replace(record, is_full=True, reason=reason)
         report = export_pretrained(
@@ -284,7 +284,7 @@ class WeightPublisher:
         if number == 1:
             return None, "the first version"
         since_full = next((i for i, record in enumerate(reversed(records)) if record.is_full), None)
-        # Engines start at the newest one with all weights, and apply each one after it.
+        # Engines start at the newest version with all weights, and apply each later version.
         if since_full is None or records[-1 - since_full].version != number - 1 - since_full:
             return None, "an earlier version is missing"
         last = records[-1]
@@ -309,7 +309,7 @@ class WeightPublisher:
             return ""
         self._hold(None)
         try:
-            # Its step may have another checkpoint by now, and a superseded one is found by its id only.
+            # Its step may already have another checkpoint, and a superseded one is only found by its id.
             opened = open_directory(self._context, last.id)
             weights = self._weights_in(opened)
         except (NoSuchRef, DamagedBlob, InUse, BadInput) as error:
@@ -362,7 +362,7 @@ def _continues(info: CheckpointInfo, last: VersionRecord, listed: dict[str, Chec
         at = listed.get(at.parent)
         if at is not None and at.step < last.step:
             return False
-    # Retention has dropped an ancestor, or saves named none. A difference from the published bytes is right anyway.
+    # Retention has dropped an ancestor, or saves named none. A difference from the published bytes is still correct.
     return True
 
 

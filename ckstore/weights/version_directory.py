@@ -1,8 +1,8 @@
 """The directory of published versions.
 
-Each version is a directory that appears by one rename and disappears by one, since an engine takes a version without
-its index for all weights. `VERSION_NAME` in it names its checkpoint. The greatest number of a version is recorded
-separately, because an engine may still have a version that was removed.
+Each version is a directory that appears by one rename and disappears by one, because an engine would treat a version
+without its index as one with all weights. `VERSION_NAME` in it names its checkpoint. The greatest number of a version
+is recorded separately, because an engine may still have a version that was removed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class VersionRecord:
     run: str
     step: int
     id: str
-    content: str  # digest of the names and the stored bytes of the weights: a restart may select others
+    content: str  # digest of the names and the stored bytes of the weights, because a restart may select others
     added: str  # digest of the names and the bytes of the files to add
     is_full: bool
     reason: str
@@ -69,7 +69,7 @@ class VersionRecord:
         """Return the record of a version from the content of its file.
 
         Raises:
-            KeyError, TypeError, ValueError: It is something else.
+            KeyError, TypeError, ValueError: The file has other content.
         """
         about = json.loads(data)
         found = about["format"], about["format_version"], about["version"]
@@ -191,7 +191,7 @@ class VersionDirectory:
         full = [record.version for record in self.records() if record.is_full]
         if len(full) <= keep_full:
             return
-        # The newest first: if this process is killed, the versions that remain have no gap.
+        # The newest are removed first. If this process is killed, each remaining version still has those it needs.
         for version in sorted((one for one in self._numbers() if one < full[-keep_full]), reverse=True):
             new_tree.remove_published(self.place(version))
 

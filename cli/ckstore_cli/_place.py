@@ -32,7 +32,7 @@ _NAMED_MOST = 3
 
 
 def find_store(option: Path | None, environ: Mapping[str, str], here: Path) -> Path:
-    """Return the path of the store named by ``--store`` or the environment, or of the nearest at or above `here`."""
+    """Return the path of the store that ``--store`` or the environment names, or of the nearest at or above `here`."""
     # This raises StoreNotFound if there is no store, or two are equally near, and UnsafePlace if the nearest belongs to
     # another user and is not listed as safe.
     named = option or (Path(environ[VARIABLE]) if environ.get(VARIABLE) else None)

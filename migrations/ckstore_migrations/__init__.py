@@ -48,7 +48,7 @@ def apply(database: Database, count: int | None = None) -> None:
     # text.
     for statement in _APPLIED:
         database.execute(statement)
-    # sqlite-utils cannot stop after a number of steps, but before a step with a given name.
+    # sqlite-utils cannot stop after a number of steps, only before a step with a given name.
     later = [step.__name__ for step in STEPS[len(STEPS) if count is None else count :]]
     migrations().apply(database, stop_before=later)
 

@@ -163,7 +163,7 @@ def async_save(
         process_group: As in `save`.
         if_ranks_differ: As in `save`.
         on_failure: As in `save`. With ``"warn"``, a failure is logged.
-        about: The keyword arguments of `save`, such as metrics and tags.
+        about: The options of `CkstoreWriter`, such as metrics and tags.
         options: Options of `dcp.async_save`, such as ``async_checkpointer_type``.
 
     Returns:
@@ -278,7 +278,7 @@ def load(
         store: The store, or its path.
         state: As in `dcp.load`.
         ref: Which checkpoint. With ``latest-valid``, the previous checkpoint is loaded if a rank detects damage. This
-            needs `strict` and no `planner`, because otherwise values of the damaged checkpoint may remain in `state`.
+            needs ``strict=True`` and no `planner`. Otherwise, values of the damaged checkpoint may remain in `state`.
         strict: If True, the load is refused before any data is read if the names, shapes or kinds of values differ
             between `state` and the checkpoint. If False, such values remain unchanged, and the report lists them. If
             globs, such as ``["model"]``, only differences in these parts are refused. The optimizer state of a

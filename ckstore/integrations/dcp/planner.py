@@ -96,7 +96,7 @@ class ComparingPlanner(DefaultLoadPlanner):
 
     def begin_afresh(self) -> None:
         """Set the state of parameters that had no gradient to the initial values of their optimizer."""
-        # get_state_dict creates this state with a step with zero gradients, which the optimizer has counted.
+        # get_state_dict creates this state by a step with zero gradients, which the optimizer has counted.
         with torch.no_grad():
             for name, first in self._first.items():
                 self.state_dict[name].fill_(first)

@@ -33,7 +33,7 @@ def check_rule(if_ranks_differ: str) -> str:
 
 
 def digests_of(state: dict[str, Any]) -> dict[str, str]:
-    """Return a digest, by name, of each compared value. These are small plain tensors and all values of other types."""
+    """Return a digest, by name, of each compared value: small plain tensors, and all values that are not tensors."""
     return dict(_digests(flatten_state_dict(state)[0]))
 
 

@@ -38,7 +38,7 @@ class StoreLocation:
         if not self.path:
             msg = f"{self} is not a file in a checkpoint"
             example = f"{PREFIX}{self.written}/{self.run or 'RUN'}/{self.name or 'STEP'}/FILE"
-            raise BadInput(msg, hint=f"name a file in it, also if it is the only one: {example}")
+            raise BadInput(msg, hint=f"name a file in it, even if there is only one: {example}")
         if self.step is None:
             msg = f"{self.name!r} in {self} is not a step, and a written checkpoint needs one"
             raise BadInput(msg, hint="name it 500, step-500 or checkpoint-500")

@@ -1,4 +1,4 @@
-"""The trainer's side of background saves: makes snapshots and sends them to the saver.
+"""The trainer's side of background saves. It makes snapshots and sends them to the saver.
 
 Neither its callers nor the thread that watches the saver access the filesystem of the store. `saver/client/queue` holds
 the pending saves, and `saver/client/keeper` manages the saver process.
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 _COMPILE_S = 60.0
 """The maximum time to compile the kernel for fingerprints, in seconds.
 
-Compiling takes one second on an idle machine, or ten on a busy one. Without the kernel, torch computes them.
+Compiling takes one second on an idle machine, or ten on a busy one. Without the kernel, torch computes fingerprints.
 """
 
 

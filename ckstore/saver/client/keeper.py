@@ -70,7 +70,7 @@ class SaverKeeper:
 
     def refuse(self, number: int) -> None:
         """Report a cancelled order to the saver, without the lock, since a signal handler may call this."""
-        # If the socket is full, the saver learns of it when it asks for permission to publish.
+        # If the socket is full, the saver learns of the cancellation when it asks for permission to publish.
         process = self.process
         if process is not None:
             process.send(Answer(number, allowed=False))

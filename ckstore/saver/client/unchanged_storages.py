@@ -70,7 +70,7 @@ class Base:
     def kept(
         self, captured: Captured, names: set[str], fingerprints: Fingerprints, chunk_bytes: int
     ) -> tuple[dict[int, tuple[int, int]], set[int]]:
-        """Return the storages that need not be copied, as `ReusedStorage.storages`, and those of them without a name.
+        """Return the storages that need not be copied, as `ReusedStorage.storages`, and those that are not named.
 
         A storage that the caller does not name as unchanged is unchanged if its fingerprint is.
         """

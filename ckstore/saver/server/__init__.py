@@ -1,1 +1,1 @@
-"""The saver's side: carries out orders one after another, and saves states in shared memory. It never imports torch."""
+"""The saver's side. It carries out orders one after another, and saves states from shared memory, without torch."""

@@ -1,4 +1,4 @@
-"""The process of the saver: carries out one order after another, until the trainer closes its side or ends.
+"""The process of the saver. It carries out one order after another, until the trainer closes its side or ends.
 
 An end of file means that the trainer has ended. Orders that are already in the socket are carried out anyway.
 """

@@ -1,4 +1,4 @@
-"""Memory that the processor cannot address: copies during other work, and fingerprints that detect changes.
+"""Memory of devices such as GPUs: copies that run during other work, and fingerprints that detect changes.
 
 The modules that do this work are imported only for a state or a target on a device.
 """

@@ -13,7 +13,7 @@ from ckstore.tensors.device.streams import Lane, StreamMark
 
 _ALIGNMENT = 64
 _TOGETHER_BYTES = 8 * 2**20
-"""The size of a group of small transfers, which is the only memory allocated on the device."""
+"""The maximum size of a group of small transfers. Only groups allocate memory on the device."""
 
 
 class DeviceSource(Protocol):
@@ -90,7 +90,7 @@ def start(pairs: Iterable[tuple[DeviceSource, int]], flat: torch.Tensor, *, behi
             copying.add(queue.lane.mark())
             if behind_current:
                 queue.lane.lead()
-    except BaseException:  # also after Ctrl-C: nothing may use the memory until the transfers that have begun end
+    except BaseException:  # also after Ctrl-C: nothing may use the memory until all started transfers end
         for queue in queues.values():
             queue.lane.mark().synchronize()
         raise

@@ -1,4 +1,4 @@
-"""The tensors of a load on devices; see `state_restore.TensorSink`. Imported only if a load asks for a device."""
+"""Make the tensors of a load on devices; see `state_restore.TensorSink`. Imported only if a load asks for a device."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class DeviceSink:
         """Return the memory of a storage at the location, which may be a copy. Only the memory of tensors is copied.
 
         Raises:
-            BadInput: torch has no such device, the device has no room, or the function returns another value.
+            BadInput: torch has no such device, the device has no room, or the function returns a wrong value.
         """
         if kind != "torch":
             return memory

@@ -200,7 +200,7 @@ def fetch(sources: Sequence[DeviceSource]) -> list[memoryview]:
     for source in sources:
         offsets.append(end)
         end += -(-source.nbytes // _ALIGNMENT) * _ALIGNMENT
-    # This memory is not pinned, because it is kept as long as the pieces and has only a few megabytes.
+    # This memory is not pinned, because it exists as long as the returned views and has only a few megabytes.
     memory = memoryview(bytearray(end))
     flat = torch.frombuffer(memory, dtype=torch.uint8)
     device_copies.start(zip(sources, offsets, strict=True), flat, behind_current=False).wait()

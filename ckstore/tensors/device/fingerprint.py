@@ -1,4 +1,4 @@
-"""Fingerprints of bytes on a device: 128 bits, computed on the device, that detect changes. They are no names on disk.
+"""Fingerprints of bytes on a device: 128 bits, computed on the device, that detect changes. No file is named by them.
 
 A region is treated as words of 64 bits. A fingerprint has two sums, modulo 2^64 and with different constants, of a mix
 of each word with its position. For a given position, the mix is a bijection of the word, so another word always changes
@@ -60,7 +60,7 @@ def _rows(
     device: torch.device,
     kernel: Kernel | None,
 ) -> list[bytes]:
-    """Return the two sums of each part. `indexes` has the number of its chunk, and `places` its location."""
+    """Return the two sums of each part. `indexes` has the index of each part's chunk, and `places` its location."""
     # The kernel can only read aligned words. torch computes the sums of other views, which are rare.
     even = [] if kernel is None else [at for at, (address, _) in enumerate(places) if address % WORD_BYTES == 0]
     rows = [b""] * len(places)

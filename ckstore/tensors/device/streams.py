@@ -11,7 +11,7 @@ import torch
 
 Direction = Literal["from", "to"]
 _PORTABLE = 1
-"""The flag cudaHostRegisterPortable, which pins memory for all devices. One arena receives a state from several."""
+"""The flag cudaHostRegisterPortable, which pins memory for all devices. One arena receives states of all devices."""
 
 
 class StreamMark(Protocol):

@@ -1,6 +1,6 @@
 """Quantized tensors in a safetensors file, in the form of `torchao.prototype.safetensors` (torchao 0.18).
 
-Each part is a tensor such as ``0._weight_qdata``, and the metadata has class and context of each tensor as JSON.
+Each part is a tensor such as ``0._weight_qdata``, and the metadata has the class and context of each tensor as JSON.
 torchao is not imported, so this module lists the names of the classes that torchao can load.
 """
 

@@ -33,7 +33,7 @@ class Filling:
         self.beyond: Counter[str] = Counter()  # name in the target -> number of values out of its dtype's range
 
     def bind(self, target: Any, index: int, *, cast_as: str | None = None) -> bool:
-        """Load the values of leaf `index` into `target`. Return False if dtype or shape differ.
+        """Load the values of leaf `index` into `target`. Return False if `target` cannot hold them.
 
         If `cast_as`, the name of `target`, is given, the values may be converted to its dtype.
         """
@@ -141,7 +141,7 @@ class Filling:
             self.beyond[self._cast[index]] += beyond
 
     def finish(self, memory: Callable[[int], StorageMemory]) -> Callable[[int], object]:
-        """Copy the remaining storages with new values; return a function that returns the value of each leaf."""
+        """Copy bound leaves out of storages in new memory; return a function that returns the value of each leaf."""
         maker = LeafMaker(self._leaves, memory)
         for index, target in self._bound.items():
             leaf = self._leaves[index]

@@ -86,7 +86,7 @@ class IntoPlan:
 
     def undo(self) -> None:
         """Restore the values from before `attempt`."""
-        # In reverse order, a tensor of two parts finally has its first value.
+        # The order is reversed, so that a tensor that belongs to two parts gets its first value again.
         for attempt in reversed(self._attempts):
             attempt.undo()
 

@@ -23,9 +23,10 @@ from ckstore.tensors.walks import DICTS
 def plan_module(comparison: Comparison, module: Any, node: Node, path: str) -> None:
     """Plan to load a module: each parameter and buffer by name, and parts with custom loading.
 
-    Plain tensors are filled in place. Tensors on the meta device are assigned: parameters remain parameters with their
-    `requires_grad`, and tied tensors remain tied. For any other value, only the part that receives it knows whether it
-    fits. Such a part receives its values before anything else is loaded, as torch's `load_state_dict` would pass them.
+    Plain tensors are filled in place. With ``assign=True``, tensors on the meta device are replaced: parameters remain
+    parameters with their `requires_grad`, and tied tensors remain tied. For any other value, only the part that
+    receives it knows whether it fits. Such a part receives its values before anything else is loaded, as torch's
+    `load_state_dict` would pass them.
     """
     if not isinstance(node, list) or node[0] not in DICTS:
         if comparison.wants_some(node, path):
@@ -222,7 +223,7 @@ class _Module:
             self.assigned[key] = lambda leaf: build_with(item, leaf, self.comparison.leaves)
 
     def _maker(self, value: torch.Tensor) -> Callable[[], torch.Tensor]:
-        fresh = self._fresh  # not `self`, because the object that keeps this function is reachable from it
+        fresh = self._fresh  # not `self`, which refers to the object that keeps this function
 
         def make() -> torch.Tensor:
             if id(value) not in fresh:

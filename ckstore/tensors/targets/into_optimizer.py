@@ -300,7 +300,7 @@ class _Optimizer:
             self._places.add(place)
 
     def _fits(self, index: int, parameter: Any, live: dict[str, Any]) -> bool:
-        """Whether a tensor has the shape of its parameter, if known. Report another shape, or a conversion."""
+        """Whether a leaf has the expected shape, if that is known. Report another shape, or a conversion."""
         # Shapes are only checked for torch's own optimizers. Others decide themselves about the shapes of their state.
         leaf = self.comparison.leaves[index]
         last = leaf.name.rpartition(".")[2]

@@ -1,7 +1,7 @@
 """Compare tensors that consist of other tensors with their parts in a checkpoint. Imported only for such tensors.
 
-A subclass with the same structure is filled in place. On the meta device, or with ``assign=True``, the tensor of the
-checkpoint replaces it, as in torch's own `load_state_dict`.
+A subclass with the same structure is filled in place. Other tensors, and those on the meta device, are only replaced
+with ``assign=True``, by the tensor of the checkpoint, as in torch's own `load_state_dict`.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ class LoadRules:
     # See `renames.renamed`. It applies to the keys of tensors in dicts and to all keys in the states of modules.
     rename: Mapping[str, str] = field(default_factory=dict)
     cast: bool = False  # convert to the dtype of the target
-    assign: bool = False  # give memory to tensors of the target on the meta device
+    assign: bool = False  # give memory to tensors on the meta device, and replace those of another structure
     strict: bool = True  # whether everything must fit
 
 
@@ -140,7 +140,7 @@ class Comparison:
         return keep is None or any(keep(name) for name in value_names(node, path, self.leaves))
 
     def found_in(self, node: Node, path: str, *, rename_all: bool) -> RenamedDict:
-        """Return the items of a dict of the checkpoint. The keys of tensors and arrays are renamed, or all keys."""
+        """Return the items of a dict of the checkpoint. All keys are renamed, or only those of tensors and arrays."""
         found: RenamedDict = {}
         for own, item in node[1]:
             key = decode_key(own)
@@ -200,7 +200,7 @@ class Comparison:
         return _elements_key(live) in self._taken
 
     def contradicts(self, live: Any, item: Node, name: str) -> bool:
-        """Report whether two names of one tensor in the target have different values in the checkpoint."""
+        """Whether two names of one tensor in the target have different values in the checkpoint, which is reported."""
         known = self._taken.get(_elements_key(live))
         if known is None or not isinstance(item, list) or item[0] not in ("leaf", "parts"):
             return False

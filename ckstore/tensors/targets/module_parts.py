@@ -116,7 +116,7 @@ def _visit(parts: ModuleParts, part: Any, prefix: str, found: Mapping[str, set[s
     if not inside and _is_checkpoint_wrapper(part):
         wrapped = ModuleParts(loaded_by_loaders=parts.loaded_by_loaders)
         _visit(wrapped, part._checkpoint_wrapped_module, prefix, found)  # noqa: SLF001
-        if not wrapped.loaders:  # loaders would get other names and versions of modules than with torch
+        if not wrapped.loaders:  # loaders would not get the names and module versions that torch gives them
             parts.places |= wrapped.places
             return
     if not inside and _loads_all_below(part):

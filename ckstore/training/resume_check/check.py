@@ -97,7 +97,7 @@ def check(
         atol: For ``tolerant``, the absolute tolerance.
         ignore: Names that may differ, such as ``meter``, with all names below them. They may be shell patterns.
         seed: Seed of the random generators of Python, NumPy and torch before the loop is made. The resumed process gets
-            another seed, because a real one has drawn other numbers.
+            another seed, because a real resumed process has drawn other numbers.
         timeout_s: Maximum duration of one process, in seconds.
         directory: A directory for the temporary store. It must have free space for two checkpoints. If None, the
             default directory of `tempfile`.

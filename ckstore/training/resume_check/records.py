@@ -24,7 +24,7 @@ _FLOATING = ("float", "bfloat", "complex")
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """The allowed distance of numbers. With two zeros, they must be equal.
+    """The allowed distance of numbers. If both tolerances are 0, numbers must be equal.
 
     Attributes:
         rtol: The tolerance relative to the number of the uninterrupted run, or to the largest element of a tensor.
@@ -81,7 +81,8 @@ class Mismatch:
 
     Attributes:
         index: The index of the record in the recording.
-        kind: The first of `KINDS` that differs. It is ``position`` if one run ends an epoch and the other has a step.
+        kind: The first of `KINDS` that differs. It is ``position`` if one run ends, or ends an epoch, and the other has
+            a step.
         names: The different names of that kind.
         also: Other kinds that differ.
     """
@@ -143,7 +144,7 @@ def compare(
 def first_mismatch(
     expected: Sequence[Observation], found: Sequence[Observation], *, tolerance: Tolerance, ignored: Ignored
 ) -> Mismatch | None:
-    """Return the first difference of a recording from the expected one, or None. Extra records of one are ignored."""
+    """Return the first difference of a recording from the expected one, or None. The longer one is cut."""
     for index, (one, other) in enumerate(zip(expected, found, strict=False)):
         mismatch = compare(one, other, index, tolerance=tolerance, ignored=ignored)
         if mismatch is not None:

@@ -77,7 +77,7 @@ def commit(
 
     ckstore checkout writes the same files, byte for byte. Equal tensors in files
     of a known format are stored once. No file is unpickled. The content of a
-    single directory is stored directly, several paths are stored under their
+    single directory is stored directly. Several paths are stored under their
     names. Metrics are not read from the files. Give them with --metric.
 
     \b

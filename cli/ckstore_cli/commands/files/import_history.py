@@ -19,13 +19,14 @@ from ckstore_cli._refs import complete_run
 @click.option("--delete-sources", is_flag=True, help="Delete each source once its copy is read back and verified.")
 @framed
 def import_history(frame: Frame, *, folder: Path, run: str | None, delete_sources: bool) -> None:
-    """Commit every checkpoint in FOLDER at its step, the oldest first.
+    """Commit every checkpoint in FOLDER, in the order of their steps.
 
     Checkpoints are recognized by the names that common trainers use, such as
     checkpoint-500, step-500, global_step500, iter_0000500 and
     epoch=1-step=500.ckpt. Modification times and the metrics in trainer_state.json
-    are imported. Each checkpoint is durable before the next one is read. After an
-    interruption, the same command continues the import.
+    are imported. The checkpoint that a file such as latest names is committed last.
+    Each checkpoint is durable before the next one is read. After an interruption,
+    the same command continues the import.
 
     Nothing is imported if the run has checkpoints that were not imported, or if a
     retention policy or a budget would drop checkpoints because of the import.

@@ -76,7 +76,7 @@ from ckstore_cli._types import Number, OneOf, WholeNumber
 )
 @framed
 def publish(frame: Frame, run: str, directory: Path, *, once: bool, **options: Any) -> None:
-    """Publish the weights of RUN in DIR as it grows, for engines that serve them.
+    """Publish the weights of RUN in DIR as RUN grows, for engines that serve them.
 
     DIR gets the directories weight_v000001, weight_v000002 and so on, which
     SGLang's /pull_weights reads. The newest version has the weights of the newest

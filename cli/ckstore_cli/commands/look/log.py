@@ -113,7 +113,7 @@ def log(  # noqa: PLR0917 - one for each option
     elif not shown:
         out.note(f"no checkpoint was saved in the last {printable(since or '')}")
     elif out.width is not None and len(shown) == count:
-        # Count the names of the directories. To read the checkpoints would take as long as to list all of them.
+        # Count the names of the directories. Reading the checkpoints would take as long as listing all.
         listed = checkpoints if superseded else steps
         total = sum(len(listed(store.path, name)) for name in (runs(store.path) if run is None else [run]))
         if total > count:

@@ -87,8 +87,8 @@ def watch(frame: Frame, once: bool, every: float) -> None:  # noqa: FBT001 - cli
     and ADDED the total bytes that its saves wrote. SAVER is the state of a
     background save. MIRROR is the number of checkpoints that are not on the mirror
     yet, and the age of the oldest of them. On a terminal, the table is updated every
-    two seconds, which requires ckstore[watch]. Otherwise, a line is printed whenever
-    a run changes.
+    two seconds (see --every), which requires ckstore[watch]. Otherwise, a line is
+    printed whenever a run changes.
 
     \b
     Example:

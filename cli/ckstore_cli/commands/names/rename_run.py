@@ -22,7 +22,7 @@ def rename_run(frame: Frame, old: str, new: str) -> None:
     of its checkpoints is open, or if a remote has the only copy of its data. After
     an interruption, the same command continues.
 
-    The mirror keeps the checkpoints under the old name also, until keep-remote
+    The mirror also keeps the checkpoints under the old name, until keep-remote
     removes them. Without keep-remote, the command warns.
 
     \b
