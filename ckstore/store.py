@@ -819,8 +819,8 @@ class Store:
     ) -> ExportReport:
         """Export a checkpoint to files for other programs. A state that many ranks saved is consolidated.
 
-        The files are written next to `destination`, checked byte by byte, made durable, read back, and appear at once.
-        An export uses at most 256 MiB of memory, independent of the size of the state.
+        The files are written next to `destination`, checked byte by byte, made durable, read back, and appear by one
+        rename. An export uses at most 256 MiB of memory, independent of the size of the state.
 
         Args:
             ref: Which checkpoint. As in `load`, ``latest-valid`` skips damaged ones.
@@ -1219,7 +1219,7 @@ class Store:
         for new checkpoints does not depend on the number of existing ones. A checkpoint that is dropped before its turn
         is not yielded. With `lacking`, a warning names it. ``load_into(target, info, since=report)`` then reads only
         differences from the previous checkpoint. The result is an iterator, and holds a descriptor until it ends, is
-        closed (also by ``with``), or is freed.
+        closed (``with`` closes it), or is freed.
 
         With `lacking` only checkpoints without that metric are yielded, each to one evaluator of the store, in any
         process on any host. The evaluator adds the metric (`annotate`) before it requests the next checkpoint. If it

@@ -242,7 +242,7 @@ class Catalog:
         seek: bool = False,
         durable: bool = True,
     ) -> tuple[list[CheckpointInfo], set[CheckpointKey], int]:
-        """Return the checkpoints whose directories have the stamps in the catalog, and the other keys.
+        """Return the checkpoints whose directories have the stamps in the catalog, and the keys of differing ones.
 
         Args:
             published: Key -> stamp of each directory.
@@ -252,7 +252,7 @@ class Catalog:
             durable: The field `durable` of the returned checkpoints.
 
         Returns:
-            The checkpoints, the keys of all other directories, and the number of rows with flipped bits.
+            The checkpoints, the keys whose stamps are not in the catalog, and the number of rows with flipped bits.
         """
         with reading(self.path) as connection:
             unknown, places, wrong_count = set(published), [*published] if seek else None, 0

@@ -302,7 +302,7 @@ class MlflowRun:
 
     def log(self, record: dict[str, Any]) -> None:
         """Log a checkpoint."""
-        # Not as metrics: MLflow shows the value of the greatest step, also after a rollback to an earlier one
+        # Not as metrics: MLflow shows the value of the greatest step, even after a rollback to an earlier one
         # (findings/mlflow-run-shows-the-metric-of-an-abandoned-part.sh).
         client = sys.modules["mlflow"].MlflowClient(tracking_uri=self._tracking_uri)
         run_id, name = self.identity["run"], f"{record['step']}.{record['id'].rpartition('-')[2][:12]}.json"

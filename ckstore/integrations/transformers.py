@@ -2,7 +2,7 @@
 
 The Trainer writes its files as usual, and then they are committed. Equal tensors are stored once, and the policy of the
 store decides which checkpoints it keeps. `CkstoreTrainerMixin` also covers the save on SIGTERM and resumes from the
-store. It can save the state itself, without files, also in the background. `CkstoreCallback` needs only one line.
+store. It can save the state itself without files, optionally in the background. `CkstoreCallback` needs only one line.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ class Admission:
             or _has_names(tensor)
         ):
             refuse_tensor(tensor, path)
-        # Conjugate and negative views have other bits than their values, so they are resolved first.
+        # The bits of conjugate and negative views do not represent their values, so they are resolved first.
         if (tensor.is_cpu or tensor.is_cuda) and not tensor.is_conj() and not tensor.is_neg():
             return Admitted(path, tensor, tensor)
         if tensor.is_meta:

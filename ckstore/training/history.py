@@ -234,8 +234,8 @@ def import_history(
 
     Raises:
         BadInput: `folder` is not a directory, a file in it cannot be read, or a policy or a budget would drop
-            checkpoints because of the import. With `delete_sources`, also if a checkpoint is incomplete, or if the run
-            has a policy or the store a budget.
+            checkpoints because of the import. With `delete_sources`, it is also raised if a checkpoint is incomplete,
+            the run has a policy, or the store has a budget.
         RunInUse: The run has checkpoints that were not imported.
         StepExists: The run has another checkpoint at one of the steps.
         DamagedBlob: A copy is damaged. Its source was not deleted.

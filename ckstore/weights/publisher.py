@@ -1,8 +1,8 @@
 """Publish the weights of a run as it grows: versions for the engines that serve them.
 
-Each check compares the newest version in the directory with the checkpoint that the ref names, and publishes the latter
-if they differ. So a killed publisher continues, and a rollback of the trainer is published. The only other state is the
-greatest number of a version.
+Each check compares the newest version in the directory with the checkpoint that the ref names, and publishes this
+checkpoint if they differ. So a killed publisher continues, and a rollback of the trainer is published. The only other
+state is the greatest number of a version.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class WeightPublisher:
                         break
                     self._wait(again_s)
         finally:
-            if self._closed:  # also by another thread
+            if self._closed:  # perhaps by another thread
                 self.close()
         raise StopIteration
 

@@ -1,7 +1,7 @@
 """The command line of ckstore: parse the arguments, call the library once, print the result.
 
 The library contains all rules of the store. Each command is a module of `ckstore_cli.commands`, and `app` lists the
-commands. Only this package prints, reads environment variables and handles terminals.
+commands. Only this package prints results, finds a store through the environment, and handles terminals.
 
     app          entry point and table of commands
     _frame       options --store and --json, and opening the store

@@ -55,7 +55,7 @@ class Output:
             self.line(text)
 
     def headed(self, word: str, text: str, look: str) -> None:
-        """Print a line for people that begins with `word`, if not empty, in a style."""
+        """Print a line for people. Unless `word` is empty, the line begins with it, in a style."""
         self.line(headed(self.style(word, look), text))
 
     def table(self, lines: Sequence[str]) -> None:

@@ -2,7 +2,7 @@
 
 A directory is used if it is a store itself, like a bare repository of git, or if its ``.ckstore`` is one.
 
-Commands always pass a path to the library, which reads neither the environment nor the working directory.
+Commands always pass a path to the library, which does not search for a store.
 
 A store that the user did not name must belong to this user, as with git's ``safe.directory``. Otherwise another user
 could prepare a store in a directory that they may write to, such as ``/tmp``, and commands that run below it would use

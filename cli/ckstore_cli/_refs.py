@@ -62,7 +62,7 @@ def steps(store: Path, run: str) -> list[int]:
 
 
 def checkpoints(store: Path, run: str) -> set[CheckpointKey]:
-    """Return the checkpoints of a run, also superseded ones, each as the key of its first generation."""
+    """Return the checkpoints of a run, including superseded ones, each as the key of its first generation."""
     return {key.any_generation for key in _keys(store, run)}
 
 

@@ -151,7 +151,7 @@ class GroupMeeting(Meeting):
             text = tell(result)
         except FAILURES as error:  # all ranks raise it below
             raised = error
-        self.say("ready")  # also after a failure, because this rank still joins the round that informs the others
+        self.say("ready")  # even after a failure, because this rank still joins the round that informs the others
         told: list[Any] = [None] * self.who.world_size
         with self.failing_together():
             mine = None if raised is None else sendable(raised)

@@ -209,7 +209,7 @@ class Client:
             return
         try:
             copying.wait()
-        except RuntimeError as found:  # torch raises it for any error on the device, also an earlier one
+        except RuntimeError as found:  # torch raises it for any error on the device, even an earlier one
             error = SaveFailed(f"copying the state from the device failed: {found}", hint="nothing was saved")
         with self._queue.changed:
             # Another thread has already handled the end of the copy (`close` also waits for it), or the save has ended
@@ -241,7 +241,7 @@ class Client:
                         snapshot.pin(captured.space)
                         captured.space.prepare(_COMPILE_S)
                         _fingerprints(captured)  # the first call of each operation takes longer
-                finally:  # also after Ctrl-C or a device error: otherwise the memory stays until the process ends
+                finally:  # even after Ctrl-C or a device error: otherwise the memory stays until the process ends
                     pool.give(snapshot, self._queue.limits.max_in_flight)
             with self._queue.changed:
                 self._queue.limits = limits

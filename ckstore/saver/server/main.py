@@ -34,7 +34,7 @@ from ckstore.saver.server.status_page import Inbox, Reporter
 
 def main(fd: int | str) -> None:
     """Serve the trainer at the other end of a socket; return when no work is left."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # these end the trainer, and thereby this process
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # these end the trainer, and then this process ends
         signal.signal(number, signal.SIG_IGN)
     with socket.socket(fileno=int(fd)) as sock, Inbox(sock) as inbox:
         got = inbox.next()

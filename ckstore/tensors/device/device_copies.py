@@ -90,7 +90,7 @@ def start(pairs: Iterable[tuple[DeviceSource, int]], flat: torch.Tensor, *, behi
             copying.add(queue.lane.mark())
             if behind_current:
                 queue.lane.lead()
-    except BaseException:  # also after Ctrl-C: nothing may use the memory until all started transfers end
+    except BaseException:  # even after Ctrl-C: nothing may use the memory until all started transfers end
         for queue in queues.values():
             queue.lane.mark().synchronize()
         raise

@@ -138,7 +138,7 @@ class DeviceMemory:
             memory.feed = feeds[device]
         try:
             yield
-        finally:  # also after an error: pending copies read memory of this process
+        finally:  # even after an error: pending copies read memory of this process
             for feed in feeds.values():
                 feed.finish()
 

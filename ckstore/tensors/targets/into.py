@@ -121,12 +121,12 @@ def plan_into(  # noqa: PLR0917 - the last ones are options
     and decides itself whether the state fits.
 
     Args:
-        target: A dict, a list, a tensor or a `Stateful` object. Planning does not change it or call its methods.
+        target: A dict, a list, a tensor or a `Stateful` object. Planning does not change it.
         state: The root node.
         leaves: All leaves of the manifest.
         terms: The options of the caller.
         storages: All storages, by which the values of tied tensors are distinguished. If None, they are not.
-        read: Returns the value of a leaf at once, for the few leaves that the plan depends on.
+        read: Returns the value of a leaf immediately, for the few leaves that the plan depends on.
 
     Raises:
         BadInput: `target` has another type or contains itself, names are equal after renaming, or only a part of a

@@ -158,7 +158,7 @@ class Attempt:
         return bool(empty)
 
     def _misfits(self, given: Mapping[str, Node]) -> set[str]:
-        """Report tensors with another shape than the parameters and buffers of these names; return their keys."""
+        """Report tensors whose shapes differ from the parameters and buffers of these names; return their keys."""
         misfits = set()
         for key, item in given.items():
             place = self._parts.places.get(key)

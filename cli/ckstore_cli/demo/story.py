@@ -187,7 +187,7 @@ def kill_in_a_save(program: subprocess.Popen[bytes], store: Path, run: str, *, a
         if len(published(store, run)) >= after_saves and saves_in_flight(store, unfinished=True):
             _kill(*savers, program.pid)
             killed = program.wait(_DIE_WITHIN_S) == -signal.SIGKILL
-            while left := _savers(store):  # also a saver that replaced another one before the program died
+            while left := _savers(store):  # including a saver that replaced another one before the program died
                 _kill(*left)
                 time.sleep(_LOOK_EVERY_S)
             return killed

@@ -19,7 +19,7 @@ from ckstore_cli._refs import complete_run
 @click.option("--delete-sources", is_flag=True, help="Delete each source once its copy is read back and verified.")
 @framed
 def import_history(frame: Frame, *, folder: Path, run: str | None, delete_sources: bool) -> None:
-    """Commit every checkpoint in FOLDER, in the order of their steps.
+    """Commit all checkpoints in FOLDER, in the order of their steps.
 
     Checkpoints are recognized by the names that common trainers use, such as
     checkpoint-500, step-500, global_step500, iter_0000500 and

@@ -49,7 +49,7 @@ def events(frame: Frame, since: str | None, run: str | None, follow: bool) -> No
 
     \b
     Exit status:
-      0  done, also without events
+      0  done, even without events
       2  wrong usage
       4  no such store or run
     """

@@ -81,7 +81,7 @@ def log(  # noqa: PLR0917 - one for each option
 
     \b
     Exit status:
-      0  done, also without any checkpoint
+      0  done, even without any checkpoint
       2  wrong usage
       3  checkpoints exist, but all are incomplete
       4  no such store or run

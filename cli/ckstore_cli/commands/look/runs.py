@@ -39,7 +39,7 @@ def runs(frame: Frame, sizes: bool) -> None:  # noqa: FBT001 - click's
 
     \b
     Exit status:
-      0  done, also without any checkpoint
+      0  done, even without any checkpoint
       2  wrong usage
       3  checkpoints exist, but all are incomplete
       4  no such store

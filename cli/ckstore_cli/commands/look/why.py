@@ -28,7 +28,7 @@ def why(frame: Frame, blob: str) -> None:
 
     \b
     Exit status:
-      0  done, also if no checkpoint uses the blob
+      0  done, even if no checkpoint uses the blob
       2  wrong usage
       4  no such store or blob, or BLOB is ambiguous
     """

@@ -86,7 +86,7 @@ def list_(frame: Frame) -> None:
 
     \b
     Exit status:
-      0  done, also without any
+      0  done, even without any
       2  wrong usage
       4  no such store
     """
@@ -182,7 +182,7 @@ def claims(frame: Frame, name: str) -> None:
 
     \b
     Exit status:
-      0  done, also without any
+      0  done, even without any
       1  the remote does not answer
       2  wrong usage
       4  no such store or remote

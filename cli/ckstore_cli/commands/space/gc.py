@@ -31,7 +31,7 @@ from ckstore_cli._retention import policy_of, print_freed, rule_options
 def gc(frame: Frame, /, run: str | None, dry_run: bool, exclusive: bool, now: bool, **rules: Any) -> None:
     """Free unused blobs, and name the processes that keep others open.
 
-    gc may run at any time, also during saves and reads. It keeps a blob that a
+    gc may run at any time, even during saves and reads. It keeps a blob that a
     process has open and names the process, and a later gc frees the blob. If rules
     such as --keep-last are given, the command first drops the checkpoints that no
     rule keeps, like ckstore prune.

@@ -25,7 +25,7 @@ def savers(frame: Frame) -> None:
 
     \b
     Exit status:
-      0  done, also without any such process
+      0  done, even without any such process
       2  wrong usage
       4  no such store
     """
