@@ -55,7 +55,7 @@ def read_build_info(root: Path) -> BuildInfo:
         commit, dirty = record.get("commit"), record.get("dirty")
         if isinstance(commit, str) and _COMMIT.fullmatch(commit):  # git replaces the text in the sources by a commit
             return BuildInfo(__version__, commit, dirty if isinstance(dirty, bool) else None)
-    # A repository further up is another project, in whose checkout an environment was made.
+    # A repository in a parent directory belongs to another project, whose checkout contains this environment.
     if (root / ".git").exists() and (found := git_revision(root, untracked=True)) is not None:
         return BuildInfo(__version__, found.revision, found.changed)
     return BuildInfo(__version__, None, None)

@@ -128,7 +128,7 @@ class Catalog:
             rows.add_candidates(connection, blobs)
 
     def remove_wrong(self, *, timeout_s: float) -> int:
-        """Remove the rows of checkpoints that changed since they were written; return their number.
+        """Remove each checkpoint's row that changed since it was written; return the number of these rows.
 
         It is unknown to which checkpoints such rows belong. The checkpoints are entered again from their directories.
         """
@@ -142,7 +142,7 @@ class Catalog:
         return removed
 
     def forget(self, digests: Iterable[str], *, timeout_s: float) -> int:
-        """Delete the rows of blobs that still have no use; return their number."""
+        """Delete the rows of those of the blobs that no checkpoint uses; return their number."""
         from ckstore.catalog import rows
 
         with writing(self.path, timeout_s=timeout_s) as connection:
@@ -248,7 +248,7 @@ class Catalog:
             published: Key -> stamp of each directory.
             run: The run, or None for all runs.
             newest: If given, return only this number of checkpoints, the last in the order of commits.
-            seek: Whether these are only few checkpoints of the run, so that each is looked up.
+            seek: Whether `published` has only a few checkpoints of the run, so that each is looked up.
             durable: The field `durable` of the returned checkpoints.
 
         Returns:

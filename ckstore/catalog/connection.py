@@ -71,7 +71,7 @@ _BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 _DAMAGED = {
     sqlite3.SQLITE_CONSTRAINT,
     sqlite3.SQLITE_CORRUPT,
-    sqlite3.SQLITE_ERROR,  # such as a missing table that the version of the schema has
+    sqlite3.SQLITE_ERROR,  # for example, a table of this schema version is missing
     sqlite3.SQLITE_FORMAT,
     sqlite3.SQLITE_MISMATCH,
     sqlite3.SQLITE_NOTADB,
@@ -103,8 +103,8 @@ _LIMITS = {
     sqlite3.SQLITE_LIMIT_WORKER_THREADS: 0,
 }
 
-# SQLite keeps in the memory of the process which locks it has. A child that was forked while a connection was open
-# inherits this memory without the locks, so it must not open the same file.
+# SQLite records its locks in the memory of the process. A child that was forked while a connection was open inherits
+# this record without the locks, so it must not open the same file.
 _open: set[object] = set()
 _opening = threading.RLock()  # a signal handler may open the catalog while its thread does
 _forked_while_open = False
@@ -364,7 +364,7 @@ def locked(path: Path, *, timeout_s: float) -> Iterator[DirectoryLock]:
 
 @contextlib.contextmanager
 def opened_for_writing(path: Path, deadline: float) -> Iterator[BoundedConnection]:
-    """Open the file, which must exist, unchecked and unchanged; the flock must be held."""
+    """Open the existing file without checking or changing it. The flock must be held."""
     timeout_s = max(deadline - time.monotonic(), _LEAST_WAIT_S)
     with _translated(path, for_writing=True), _opened(path, "rw", timeout_s) as connection:
         yield connection
@@ -425,7 +425,7 @@ def set_journal(connection: sqlite3.Connection, *, may_map: bool, durable: bool 
         ((mode,),) = connection.execute("PRAGMA journal_mode=WAL").fetchall()
     if mode == "wal":
         connection.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
-        # `empty_log` does this after the commit. An automatic checkpoint during a commit would make a save wait.
+        # `empty_log` copies the log after the commit. An automatic checkpoint during a commit would make a save wait.
         connection.execute("PRAGMA wal_autocheckpoint=0").fetchall()
     else:
         connection.execute("PRAGMA journal_mode=TRUNCATE").fetchall()

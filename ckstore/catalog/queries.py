@@ -339,7 +339,7 @@ def infos(
 
 def count_and_sequence(connection: sqlite3.Connection) -> tuple[int, int]:
     """Return the number of checkpoints, and the greatest sequence number, or 0 without checkpoints."""
-    # These are two subqueries, because SQLite would not use the index for the maximum in a common query.
+    # These are two subqueries, because in a single query, SQLite would not use the index for the maximum.
     query = "SELECT (SELECT count(id) FROM checkpoints), (SELECT max(sequence) FROM checkpoints)"
     ((count, newest),) = connection.execute(query).fetchall()
     checked([(newest,)] if count else [], row_checks.sequences)

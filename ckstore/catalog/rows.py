@@ -67,7 +67,7 @@ def set_checkpoint(connection: sqlite3.Connection, key: CheckpointKey, found: Pu
 
 
 def remove_wrong(connection: sqlite3.Connection) -> int:
-    """Remove the rows of checkpoints that changed since they were written; return their number."""
+    """Remove each checkpoint's row that changed since it was written; return the number of these rows."""
     wrong = wrong_ids(connection)
     for checkpoint_id in wrong:
         _remove_checkpoint(connection, checkpoint_id)
@@ -79,7 +79,7 @@ def remove_wrong(connection: sqlite3.Connection) -> int:
 
 
 def wrong_ids(connection: sqlite3.Connection) -> list[int]:
-    """Return the numbers of the rows of checkpoints that changed since they were written."""
+    """Return the id of each checkpoint's row that changed since it was written."""
     query = f"SELECT id FROM checkpoints NOT INDEXED WHERE NOT {IS_RIGHT}"  # noqa: S608
     return [number for (number,) in connection.execute(query).fetchall()]
 
@@ -151,7 +151,7 @@ def add_candidates(connection: sqlite3.Connection, blobs: Iterable[tuple[str, in
 
 
 def forget(connection: sqlite3.Connection, digests: Iterable[str]) -> int:
-    """Delete the rows of blobs that no checkpoint uses, and of the pieces in them."""
+    """Delete the rows of those of the blobs that no checkpoint uses, and the rows of their pieces."""
     cursor = connection.executemany(
         "DELETE FROM blobs WHERE digest = ? AND NOT EXISTS (SELECT 1 FROM uses u WHERE u.blob_id = blobs.id)",
         [(digest,) for digest in digests],

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 def dead_pack_bytes(connection: sqlite3.Connection, without: Collection[CheckpointKey] = ()) -> int:
     """Return an upper bound of the dead bytes in used packs.
 
-    In each pack, these are the bytes beyond the largest number that a single checkpoint uses. The checkpoints in
-    `without` count as dropped.
+    For each pack, the bound is its size minus the largest number of its bytes that a single checkpoint uses. The
+    checkpoints in `without` count as dropped.
     """
     # Without the condition, SQLite reads the greatest use of a pack from the index, however many checkpoints use it.
     but = f" AND u.checkpoint_id NOT IN ({_numbers(connection, without)})" if without else ""

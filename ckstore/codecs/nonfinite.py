@@ -33,7 +33,7 @@ class FloatForm:
 
     name: str
     item_bytes: int
-    # The smallest bits without the sign that are not finite, and the bits of infinity (0 if the format has none).
+    # The smallest bits, without the sign, of a value that is not finite, and the bits of infinity (0 without infinity).
     least: int = 0
     infinity: int = 0
     # For a format with a single NaN, the bits of the NaN, including the sign. `least` is not used for it.

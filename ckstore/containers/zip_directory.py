@@ -1,7 +1,7 @@
 """The records of a zip archive and the locations of their bytes; nothing is decompressed.
 
-It is stricter than zipfile, which accepts bytes before the first record, overlapping records, and sizes that the
-records contradict. An archive whose parts are not consecutive is refused. Source: APPNOTE.TXT 6.3.10 of PKWARE.
+This module is stricter than zipfile, which accepts bytes before the first record, overlapping records, and sizes that
+the records contradict. An archive whose parts are not consecutive is refused. Source: APPNOTE.TXT 6.3.10 of PKWARE.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from ckstore.ops.context import NEW, Context, Publication, Subscriber
 from ckstore.store import Store, context_of
 
 _MOST_WAITING = 64
-"""Checkpoints that wait for a tracker. Further ones are not logged, which is reported."""
+"""The maximum number of checkpoints that wait for a tracker. Further ones are not logged, which is reported."""
 _AT_EXIT_S = 10.0
 """How long the end of the process waits for the trackers."""
 _PROBLEM = "trackers"

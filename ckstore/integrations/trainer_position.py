@@ -16,14 +16,14 @@ def trainer_reading(before: Conditions, now: Conditions, step: int) -> Iterator[
     """Yield how many samples will be read again, or never, after a resume at this step."""
     members = ("batch_size", "gradient_accumulation_steps", "dataset_length")
     known = all(name in conditions.dataloader for conditions in (before, now) for name in members)
-    # Another number of samples has another order.
+    # A different number of samples is read in a different order.
     if known and before.dataloader["dataset_length"] == now.dataloader["dataset_length"]:
         begin = _position(now, step, skips=now.dataloader_resumes)
         yield from position_change(_position(before, step), begin, "the data")
 
 
 def _position(conditions: Conditions, step: int, *, skips: bool = True) -> int:
-    """Return how many samples of all epochs precede the next one after a step. Dropped samples count as read."""
+    """Return how many samples, over all epochs, precede the first one after a step. Dropped samples count as read."""
     loader = conditions.dataloader
     batch_of_all = loader["batch_size"] * conditions.world_size
     batches_per_step, length = loader["gradient_accumulation_steps"], loader["dataset_length"]

@@ -77,7 +77,7 @@ class CkstoreTrainerMixin:
     - ``"ckstore:REF"`` resumes from this checkpoint, which may be an older one.
     - A directory works as usual.
 
-    Without it, a new training begins, and `RunInUse` is raised if the run has checkpoints of another training.
+    Without a value, a new training begins, and `RunInUse` is raised if the run has checkpoints of another training.
 
     With ``save_total_limit=N``, the N newest directories and the best one are kept. Others are deleted when the newest
     is durable in the store. After a resume, `resumed_inexactly` lists the aspects that do not continue exactly.
@@ -217,7 +217,8 @@ class CkstoreTrainerMixin:
                 self._pending = store.save_async(state, step, run, on_failure=on_failure, **options)
             else:
                 info = store.save(state, step, run, on_failure=on_failure, **options)
-            # The state has all files of the directory. If it remained, the Trainer would use it as a whole checkpoint.
+            # The state has all files of the directory. If the directory remained, the Trainer would use it as a whole
+            # checkpoint.
             shutil.rmtree(directory)
             return info
 

@@ -202,7 +202,7 @@ class Coordinator:
         return info_of(self.context, found.manifest, found.manifest_id, key=found.key)
 
     def _tell(self, error: BaseException) -> None:
-        """Report to the other ranks why this rank, which should publish, did not."""
+        """Report to the other ranks why this rank, which should have published, did not."""
         with suppress(OSError):  # the others find that the part of this rank is missing, and report that
             if isinstance(error, RankMismatch):
                 self.meeting.say_outcome({"mismatch": str(error)})

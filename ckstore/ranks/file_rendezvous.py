@@ -9,8 +9,9 @@ or aborts. If the rank dies while it decides, it loses the lock, and the next ra
 directory, it names that directory in ``publishing-R.json``. If a rank makes no progress while it has the lock, the
 others fence it and move that directory away, so it cannot appear after they have reported a failure.
 
-Once it has the outcome, the directory is moved to trash, so that the next try begins with an empty one. If other hosts
-may be using the store, the next try or gc moves it. No clock is compared. Source: docs/protocol.md, "Ranks".
+Once the rendezvous has the outcome, its directory is moved to trash, so that the next try begins with an empty one. If
+other hosts may be using the store, the next try or gc moves it. No clock is compared. Source: docs/protocol.md,
+"Ranks".
 """
 
 from __future__ import annotations

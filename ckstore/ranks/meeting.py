@@ -90,7 +90,7 @@ def check_agreement(said: Iterable[Document]) -> bool:
 
     Return whether their stores differ.
     """
-    # Ranks are apart if they have different stores, each with a mirror, to which they save together.
+    # Ranks with different stores save together to the mirror, if each of these stores has one.
     said = [*said]
     are_apart = len({one["store"] for one in said}) > 1 and all(one["mirrored"] for one in said)
     names = _MEANT_APART if are_apart else _MEANT

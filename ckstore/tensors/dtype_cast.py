@@ -38,7 +38,8 @@ class DtypeCast:
         # The format allows a tensor to begin at any byte of a storage, and torch needs aligned elements.
         values = (raw.clone() if raw.data_ptr() % self._found.itemsize else raw).view(self._found)
         out = values.to(self._wanted)
-        # torch gives a NaN bits that depend on its position: the last elements of a block are converted differently.
+        # In torch, the bits of a converted NaN depend on its position: the last elements of a block are converted
+        # differently.
         is_nan = out.isnan()
         if is_nan.any():
             out.view(_BITS[self._wanted]).masked_fill_(is_nan, _NAN_BITS[self._wanted])

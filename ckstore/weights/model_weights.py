@@ -75,7 +75,7 @@ class Weight:
         return cast_of(self.leaf, self.tensor)
 
     def cuts(self, before: Weight) -> list[WeightCut]:
-        """Return consecutive ranges of its elements, each with whether it is the same in the previous version.
+        """Return consecutive ranges of its elements, and whether each range is the same in the previous version.
 
         A piece that both have at the same place, or a band of such pieces of several ranks, is unchanged. Cuts are at
         the boundaries of unchanged pieces, so that no changed part makes a reader read an unchanged piece.

@@ -160,7 +160,7 @@ class VersionDirectory:
         return max([recorded, *self._numbers()])
 
     def record_greatest(self, version: int) -> None:
-        """Record the greatest number, durably. If this process dies before, that version itself shows it."""
+        """Record the greatest number, durably. If this process dies before that, the version's own name shows it."""
         path = self.path / _OWN / _GREATEST
         new = path.with_suffix(".new")
         new.unlink(missing_ok=True)

@@ -241,7 +241,7 @@ def main() -> NoReturn:
     gc.set_threshold(100_000)
     # Before the store is opened, so that errors can be printed.
     open_closed_streams()
-    sys.stdout = sys.stdout or open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - as long as the process
+    sys.stdout = sys.stdout or open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - never closed
     sys.stderr = sys.stderr or open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
     try:
         app.main()

@@ -375,7 +375,7 @@ def _resumed_inexactly(reader: CkstoreReader, given: Settings, plain: dict[str, 
 
 @api_call
 def _list_there(store: Store, ref: RefLike) -> None:
-    """Add the checkpoint of the mirror that a ref names to the list in the store of this node."""
+    """List the mirror's checkpoint for a ref in the store of this node."""
     context, stores = context_of(store), separate_stores()
     if stores.has_place(context):
         # The store of a reader is read-only, but the list must be written.
@@ -385,7 +385,7 @@ def _list_there(store: Store, ref: RefLike) -> None:
 def _plain(state: dict[str, Any], keys: Iterable[str] | None = None) -> dict[str, Any]:
     """Return a state in which each object is replaced by its state dict, created in the order of `keys`.
 
-    DCP itself calls ``state_dict`` and ``load_state_dict`` of the objects at the top of the state only.
+    DCP itself calls ``state_dict`` and ``load_state_dict`` only for objects at the top of the state.
     """
     return {key: _plain_value(state[key]) for key in (state if keys is None else keys)}
 

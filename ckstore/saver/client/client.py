@@ -135,7 +135,7 @@ class Client:
             placed = bases.place(captured, order, unchanged, names, last_parents, fingerprints, first)
         snapshot = ahead.take(placed.nbytes) if first else None
         if placed.kept is not None and names:
-            # When a frozen base is no longer copied, the earlier snapshots are many times too large, so their memory
+            # When frozen weights are no longer copied, the earlier snapshots are many times too large, so their memory
             # is returned to the host.
             self._queue.pool.drop_above(2 * Snapshot.size_for(placed.nbytes))
         if snapshot is None:

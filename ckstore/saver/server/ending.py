@@ -6,7 +6,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# The time limit, in seconds. It is below the 30 s after which Slurm and Kubernetes kill a process after SIGTERM.
+# The time limit, in seconds. It is below the 30 s that Slurm and Kubernetes wait between SIGTERM and SIGKILL.
 _LAST_S = 20.0
 
 
