@@ -99,8 +99,8 @@ def _save(context: Context, work: RankWork, request: Request, captured: Captured
     who = work.who
     if any(is_of_try(found.manifest, who) for found in published_of_step(context.layout, who.run, who.step)):
         msg = f"all ranks of this attempt have already saved {who.name}"
-        came = f"{who} called save twice or too late; a new attempt needs another"
-        raise RankMismatch(msg, hint=f"{came} attempt=")
+        came = f"{who} called save twice or too late"
+        raise RankMismatch(msg, hint=f"{came}; give each start of the job another attempt=")
     with (
         failing_as_save(context, f"saving {request.run}@{request.step} at {who}"),
         FileRendezvous.enter(context.layout, who) as meeting,

@@ -134,7 +134,7 @@ def restore(
     parts = given_parts(parts)
     plain = next((name for name, part in parts.items() if not loads_in_place(part)), None)
     if plain is not None:
-        msg = f"{plain}: nothing can be loaded into a {type_name(type(parts[plain]))}"
+        msg = f"{plain}: nothing can be loaded into a value of type {type_name(type(parts[plain]))}"
         raise BadInput(msg, hint=f'leave it out: restore(…).extra["{plain}"] has the captured value')
     given = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler, **parts}
     wanted = {name: unwrapped(part) for name, part in given.items() if part is not None}

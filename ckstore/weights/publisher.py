@@ -245,7 +245,7 @@ class WeightPublisher:
                     casts=casts,
                 )
             except LargeDifference:
-                reason = f"the differences are larger than {self._options.full_above:g} of them"
+                reason = f"the differences are larger than {self._options.full_above:g} of the weights"
             except UnreadableBase as error:
                 reason = f"step {records[-1].step} cannot be read: {error}"
             else:

@@ -108,7 +108,7 @@ def test_any_named_part_comes_back_in_place_and_a_plain_value_in_the_report(stor
     assert report.present == ("model", "optimizer", "ema", "queue")
     assert report.extra == {"epoch": 1, "tokens": 7}
     assert report.unused == ()
-    with pytest.raises(BadInput, match="tokens: nothing can be loaded into a int"):
+    with pytest.raises(BadInput, match="tokens: nothing can be loaded into a value of type int"):
         restore(store, model=again.model, tokens=0)
     with pytest.raises(DoesNotFit, match="holds no teacher"):
         restore(store, model=again.model, teacher=again.model)

@@ -243,7 +243,7 @@ def test_large_differences_become_all_weights(store: Store, tmp_path: Path, base
     weights = model(seed=1)
     store.save({"model": weights}, 2, "policy")
     (version,) = publish(store, out, base, full_above=0.1)
-    assert version.reason == "the differences are larger than 0.1 of them"
+    assert version.reason == "the differences are larger than 0.1 of the weights"
     engine.pull(out, 2)
     check_equal(engine, weights)
     assert [path.name for path in out.glob(".*")] == [".ckstore"]

@@ -80,7 +80,7 @@ class Demo:
         report = self.place / f"{run}.json"
         with self._trainer(run, *options, "--report", str(report)) as program:
             if status := program.wait(DEADLINE_S):
-                raise DemoFailed(f"the trainer of run {run} should exit with 0, it exited with {status}")
+                raise DemoFailed(f"the trainer of run {run} should exit with 0, but it exited with {status}")
         return dict(json.loads(report.read_text(encoding="utf-8")))
 
     def train_until_cut(self) -> int:
@@ -90,7 +90,7 @@ class Demo:
             with self._trainer(RUN, "--save-every", str(self.save_every)) as program:
                 killed = kill_in_a_save(program, self.store, RUN, after_saves=saved)
             if not killed and program.returncode != 0:
-                raise DemoFailed(f"the trainer should run until it is killed, it exited with {program.returncode}")
+                raise DemoFailed(f"the trainer should run until it is killed, but it exited with {program.returncode}")
             done = published(self.store, RUN)
             if killed and (left := saves_in_flight(self.store)):
                 step = done[-1] + self.save_every
@@ -138,7 +138,7 @@ class Demo:
         command = [sys.executable, "-uc", _READER, str(self.store), oldest.name]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as reader:  # ends with its input
             if reader.stdout is None or not reader.stdout.readline():
-                raise DemoFailed(f"the reader of {oldest.name} should map it, and it ended early")
+                raise DemoFailed(f"the reader of {oldest.name} should map it, but it ended early")
             say(f"\nprocess {reader.pid} has mapped {oldest.name}, the oldest, which no rule keeps:\n")
             say(self.ckstore("gc", "--keep-last", str(KEPT), "--now"))
         say(f"\nprocess {reader.pid} has ended:\n")
