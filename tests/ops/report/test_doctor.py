@@ -19,6 +19,7 @@ from tests.support.checkpoint_dirs import checkpoint_dir
 from tests.support.holding import holding
 from tests.support.loopfs import Kind
 from tests.support.requirements import require, require_root
+from tests.support.stores import check_store
 
 STATE = {"w": b"1" * 9000}
 
@@ -138,6 +139,19 @@ def test_damage_a_lost_catalog_and_wrong_permissions_are_told(tmp_path: Path) ->
         root.chmod(0o707)
         assert told(store, "permissions").startswith(f"error: any user of this machine may change {root} ->")
     (root / "catalog.db").unlink()
+
+
+@pytest.mark.parametrize("place", ["checkpoints/main", "reserve/space-0", "blobs", "refs"])
+def test_doctor_tells_of_each_place_that_any_user_may_change(tmp_path: Path, place: str) -> None:
+    # In a run, anybody could rename and replace checkpoints.
+    root = tmp_path / "store"
+    with Store.init(root) as store:
+        store.save(STATE, step=1)
+        assert levels(store)["permissions"] == "ok"
+        path = root / place
+        path.chmod(path.stat().st_mode | 0o002)
+        assert told(store, "permissions").startswith(f"error: any user of this machine may change {path} ->")
+    check_store(root)
 
 
 def test_a_store_of_another_user_is_reported_at_opening_and_by_doctor(
