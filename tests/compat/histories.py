@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from ckstore import CkstoreWarning, Ranks, Store
+from ckstore import CkstoreWarning, Ranks, StepExists, Store
 from tests.compat.stores.write_stores import Book, described, files_in, in_own_process, is_draft
 
 MIB = 2**20
@@ -185,7 +185,10 @@ class History:
             return
         name = self.drawn.choice(names)
         self.intend(evicted=self.book.listed[name])
-        store.push(name, "cold")
+        try:
+            store.push(name, "cold")
+        except StepExists:  # in a draft, a remote has one checkpoint for each step
+            return
         if self.drawn.random() < 0.7 and not store.evict(name, "cold").skipped:
             gone.append(self.book.listed[name])
 
