@@ -15,6 +15,8 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -268,11 +270,15 @@ def _replace_by_two_renames() -> None:
 
 
 def main(folder: Path, seed: int, count: int) -> None:
-    """Write the stores, each in a process of its own."""
-    for number in range(count):
-        place = folder / str(number)
-        place.mkdir(parents=True)
-        in_own_process(History(place, seed + number).make)
+    """Write the stores, several at once, each in a process of its own."""
+    with ProcessPoolExecutor(mp_context=get_context("fork")) as pool:
+        list(pool.map(_write, [folder] * count, range(count), range(seed, seed + count)))
+
+
+def _write(folder: Path, number: int, seed: int) -> None:
+    place = folder / str(number)
+    place.mkdir(parents=True)
+    in_own_process(History(place, seed).make)
 
 
 if __name__ == "__main__":

@@ -6,10 +6,12 @@ worktree of commit 35f3e85f. It writes stores of random histories, many of which
 calls that SQLite makes for the catalog, each tenth by default):
 
 1. a process opens a copy of the store, or runs `Store.migrate`, and is killed before that call;
-2. a reader that knows only the format pages, and a process that may not write, find every acknowledged checkpoint;
+2. a reader that knows only the format pages, and a read-only opening, find every acknowledged checkpoint;
 3. at some of the calls, the next opening is killed as well;
 4. the next opening completes the conversion, and every id, tag, pin, note, metric and byte is compared, and everything
    that was dropped and can be restored is restored.
+
+Several processes work on the stores. They check in the same process, and fork only what is killed.
 """
 
 from __future__ import annotations
@@ -28,32 +30,39 @@ import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 from ckstore import Store
+from ckstore.fs import holders
 from tests.compat.archives import (
     Unpacked,
     check_by_the_library,
     check_by_the_pages,
     check_checkpoint,
+    check_damage,
     check_equal,
     check_load,
     set_remote_address,
 )
 from tests.faults import shim
 from tests.faults.harness import split
-from tests.faults.shim import Fault, Preloaded
+from tests.faults.shim import Family, Fault, Preloaded
 from tests.format import reader
 from tests.support.draft_stores import draft_names, is_converted
 from tests.support.memory import memory_folder
+from tests.support.own_processes import own_processes
 from tests.support.stores import check_store
 
 _ROOT = Path(__file__).parents[2]
 _DIED = -signal.SIGKILL
 _SECOND_EVERY = 5
+_CHANGES = Family.MUTATING & ~Family.SYNC  # a kill before an fsync leaves the same store as one before the next call
 
 WAYS: dict[str, Callable[[Path], object]] = {
     "open": Store.open,
@@ -143,6 +152,11 @@ class Tally:
     second_kills: int = 0
     losses: list[str] = field(default_factory=list)
 
+    def add(self, other: Tally) -> None:
+        """Add the figures of other stores."""
+        for name, value in vars(other).items():
+            setattr(self, name, getattr(self, name) + value)
+
     def __str__(self) -> str:
         kills = ", ".join(f"{count} of {way}" for way, count in sorted(self.kills.items()))
         return (
@@ -153,47 +167,63 @@ class Tally:
 
 
 class Migration:
-    """Kills the conversion of one store after another, in `folder`."""
+    """Kills the conversions of the stores in `folder`."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, stride: int, catalog_stride: int) -> None:
+        self._folder, self._stride, self._catalog_stride = folder, stride, catalog_stride
         self._shim = Preloaded()
         self._shim.skip_syncs()  # what a killed process leaves does not depend on them
-        self.tally = Tally()
+        # Both results depend on the given bytes only, and would take most of the time of this reader.
+        self._of_bytes = lru_cache(None)(reader.tile), lru_cache(None)(reader.unframe)
+        vars(reader).update(tile=self._of_bytes[0], unframe=self._of_bytes[1])
+        vars(holders)["_pids"] = lambda: own_processes(os.getpid())  # no other process uses these stores
 
-    def warm_up(self) -> None:
-        """Import what the forked processes need, and would each import otherwise."""
-        made, hidden = settled(_copy(self._folder / "0", self._folder / "copy"))
-        _check_readers(made, hidden)
-        WAYS["migrate"](made.root)
-        _check_converted(made)
+    def all(self, count: int, job_count: int) -> Iterator[Tally]:
+        """Kill the conversions of all stores, in several processes; yield the figures of each store."""
+        with ProcessPoolExecutor(job_count, get_context("fork"), _inherited.append, (self,)) as pool:
+            yield from pool.map(_one, range(count))
+
+    @property
+    def _copied(self) -> Path:
+        return self._folder / f"copy-{os.getpid()}"
+
+    def warm_up(self, count: int) -> None:
+        """Convert the first stores, to import what each process would import otherwise."""
+        for number in range(count):
+            made, hidden = settled(_copy(self._folder / str(number), self._copied))
+            _check_readers(made, hidden)
+            WAYS["migrate"](made.root)
+            _check_converted(made)
         gc.collect()
         gc.freeze()
 
-    def one(self, number: int, stride: int, catalog_stride: int) -> None:
-        """Kill the conversion of the store with this number at its calls, in these steps."""
-        original = self._folder / str(number)
+    def one(self, number: int) -> Tally:
+        """Kill the conversion of the store with this number at its calls."""
+        original, tally = self._folder / str(number), Tally(stores=1)
         way = "migrate" if number % 4 == 3 else "open"
-        own, of_catalog = split(self._calls(original, way))
-        chosen = sorted([*own[number % stride :: stride], *of_catalog[number % catalog_stride :: catalog_stride]])
-        made, hidden = settled(_copy(original, self._folder / "copy"))
-        self.tally.stores += 1
-        self.tally.checkpoints += len(made.contents["listed"]) + len(made.contents["undoable"])
-        self.tally.interrupted += bool(made.contents["killed"])
-        self.tally.gaps += bool(hidden)
-        for position, at in enumerate(chosen):
-            if problem := self._case(original, made, hidden, way, at, second=position % _SECOND_EVERY == 0):
-                self.tally.losses.append(f"store {number}, {way} killed at call {at}:\n{problem}")
+        # The first process that opens a catalog discards what others left in its shared memory.
+        own, of_catalog = split([call for call in self._calls(original, way) if " catalog.db-shm" not in call])
+        chosen = own[number % self._stride :: self._stride]
+        chosen += of_catalog[number % self._catalog_stride :: self._catalog_stride]
+        made, hidden = settled(_copy(original, self._copied))
+        tally.checkpoints = len(made.contents["listed"]) + len(made.contents["undoable"])
+        tally.interrupted, tally.gaps = int(bool(made.contents["killed"])), int(bool(hidden))
+        for function in self._of_bytes:
+            function.cache_clear()
+        for position, at in enumerate(sorted(chosen)):
+            second = position % _SECOND_EVERY == 0
+            if problem := self._case(original, made, hidden, way, at, second=second, tally=tally):
+                tally.losses.append(f"store {number}, {way} killed at call {at}:\n{problem}")
         calls = f"{len(own)} calls and {len(of_catalog)} of SQLite"
-        print(f"store {number}: {way}, {calls}, {len(made.contents['listed'])} checkpoints; {self.tally}", flush=True)
+        print(f"store {number}: {way}, {calls}; {tally}", flush=True)
+        return tally
 
     def _calls(self, original: Path, way: str) -> list[str]:
         """Return the calls with which a conversion changes the store, numbered from 1."""
-        copy, log = _copy(original, self._folder / "copy"), self._folder / "counted"
-        log.unlink(missing_ok=True)
+        copy, log = _copy(original, self._copied), self._copied / "counted"
 
         def work() -> None:
-            self._shim.arm(Fault("count", 0), copy.root, log)
+            self._shim.arm(Fault("count", 0, families=_CHANGES), copy.root, log)
             WAYS[way](copy.root)
             self._shim.disarm()
 
@@ -202,32 +232,39 @@ class Migration:
             raise RuntimeError(f"the conversion fails without a kill: {problem}")
         return log.read_text().splitlines()
 
-    def _case(self, original: Path, made: Unpacked, hidden: set[str], way: str, at: int, *, second: bool) -> str:
-        root = _copy(original, self._folder / "copy").root
+    def _case(
+        self, original: Path, made: Unpacked, hidden: set[str], way: str, at: int, *, second: bool, tally: Tally
+    ) -> str:
+        root = _copy(original, self._copied).root
         status, problem = self._killed(WAYS[way], root, at)
-        self.tally.kills[way] += status == _DIED
+        tally.kills[way] += status == _DIED
         if status not in (0, _DIED):
             return f"the first opening: {problem}"
-        _, problem = _in_child(lambda: _check_readers(made, hidden))
-        if problem:
+        if problem := _problem(_check_readers, made, hidden):
             return f"after the kill: {problem}"
         if second:
             status, problem = self._killed(Store.open, root, 1 + (at * 7) % 97)
-            self.tally.second_kills += status == _DIED
+            tally.second_kills += status == _DIED
             if status not in (0, _DIED):
                 return f"the second opening: {problem}"
-            _, problem = _in_child(lambda: _check_readers(made, hidden))
-            if problem:
+            if problem := _problem(_check_readers, made, hidden):
                 return f"after the second kill: {problem}"
-        _, problem = _in_child(lambda: _check_converted(made))
+        problem = _problem(_check_converted, made)
         return problem and f"at the next opening: {problem}"
 
     def _killed(self, way: Callable[[Path], object], root: Path, at: int) -> tuple[int, str]:
         def work() -> None:
-            self._shim.arm(Fault("kill-before", at), root, Path(os.devnull))
+            self._shim.arm(Fault("kill-before", at, families=_CHANGES), root, Path(os.devnull))
             way(root)
 
         return _in_child(work)
+
+
+_inherited: list[Migration] = []
+
+
+def _one(number: int) -> Tally:
+    return _inherited[0].one(number)
 
 
 def _check_readers(made: Unpacked, hidden: set[str]) -> None:
@@ -240,6 +277,7 @@ def _check_readers(made: Unpacked, hidden: set[str]) -> None:
     check_by_the_pages(now)
     with Store.open(made.root, readonly=True) as store:
         check_by_the_library(store, now)
+        check_damage(store, now)
 
 
 def _check_converted(made: Unpacked) -> None:
@@ -251,10 +289,19 @@ def _check_converted(made: Unpacked) -> None:
         for id in made.contents["undoable"]:
             check_load(store, store.undo(id), made.contents["saved"][id])
         store.gc()
-        check_equal(store.verify().damage, (), "damage")
+        check_damage(store, made)
         report = store.migrate()
         check_equal((report.renamed_count, report.tag_count, report.left), (0, 0, ()), "migrated again")
     check_store(made.root)
+
+
+def _problem(check: Callable[..., object], *args: object) -> str:
+    """Return the traceback of a check that fails."""
+    try:
+        check(*args)
+    except Exception:
+        return traceback.format_exc()
+    return ""
 
 
 def _in_child(work: Callable[[], object]) -> tuple[int, str]:
@@ -308,6 +355,7 @@ def main(words: list[str]) -> int:
     parser.add_argument("--seed", type=int, default=random.randrange(2**32), help="of the first store")
     parser.add_argument("--stride", type=int, default=1, help="kill at every so many calls of ckstore (default: 1)")
     parser.add_argument("--catalog-stride", type=int, default=10, help="the same for calls of SQLite (default: 10)")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="how many processes (default: one per core)")
     given = parser.parse_args(words)
     if "FAULT_ROOT" not in os.environ:  # once more, with the library that kills in the process
         preloaded = shim.environment(Fault("count", 0), Path("/nonexistent"))
@@ -323,13 +371,14 @@ def main(words: list[str]) -> int:
         else:
             for number in range(given.count):
                 _copy(given.stores / str(number), folder / str(number))
-        migration = Migration(folder)
-        migration.warm_up()
-        for number in range(given.count):
-            migration.one(number, given.stride, given.catalog_stride)
-        print(*migration.tally.losses[:20], sep="\n\n")
-        print(f"seed {given.seed}, {time.monotonic() - began:.0f} s: {migration.tally}")
-    return 1 if migration.tally.losses else 0
+        migration, tally = Migration(folder, given.stride, given.catalog_stride), Tally()
+        migration.warm_up(min(given.count, 8))
+        for found in migration.all(given.count, given.jobs):
+            tally.add(found)
+        print(*tally.losses[:20], sep="\n\n")
+        took = f"{time.monotonic() - began:.0f} s, {sum(os.times()[:4]):.0f} s of processor time"
+        print(f"seed {given.seed}, {took}: {tally}")
+    return 1 if tally.losses else 0
 
 
 if __name__ == "__main__":

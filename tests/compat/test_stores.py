@@ -16,6 +16,7 @@ from tests.compat.archives import (
     Unpacked,
     check_by_the_library,
     check_by_the_pages,
+    check_damage,
     check_load,
     check_remote_by_the_pages,
     unpack,
@@ -49,6 +50,7 @@ def test_it_is_read_by_the_format_pages_and_by_a_process_that_may_not_write(made
         check_remote_by_the_pages(made, at_remote)
     with Store.open(made.root, readonly=True) as store:
         check_by_the_library(store, made)
+        check_damage(store, made)
 
     assert listing(made.root) == before
 
@@ -77,6 +79,7 @@ def test_it_is_continued_by_every_operation_without_a_loss(made: Unpacked, tmp_p
     with Store.open(made.root) as store:
         assert (draft_names(made.root), is_converted(made.root)) == ([], True)
         check_by_the_library(store, made)
+        check_damage(store, made)
         check_by_the_pages(made)
 
         repair(store, made)

@@ -25,13 +25,15 @@ import warnings
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 import ckstore
 from ckstore import CheckpointInfo, Ranks, RetentionPolicy, Store
+
+if TYPE_CHECKING:
+    import torch  # imported only where it is needed: a process without it forks much faster
 
 HERE = Path(__file__).resolve().parent
 MIB = 2**20
@@ -48,9 +50,10 @@ def described(value: Any, name: str = "", memory: dict[int, str] | None = None) 
     `memory` has the first tensor in each storage.
     """
     memory = {} if memory is None else memory
-    if isinstance(value, torch.Tensor) and value.layout is not torch.strided:
+    torch: Any = sys.modules.get("torch")  # a process without it has no tensor
+    if torch and isinstance(value, torch.Tensor) and value.layout is not torch.strided:
         yield from described([value.indices(), value.values(), [*value.shape]], name, memory)
-    elif isinstance(value, torch.Tensor):
+    elif torch and isinstance(value, torch.Tensor):
         data = value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
         shared = in_memory(name, value.untyped_storage().data_ptr(), memory) if data else ""
         yield name, of_elements("torch", str(value.dtype).removeprefix("torch."), value.shape, data) + shared
@@ -177,6 +180,8 @@ class Book:
 
 def weights(step: int, count: int = 20_000) -> dict[str, torch.Tensor]:
     """Return tensors most of whose values are the same at each step."""
+    import torch
+
     numbers = (torch.arange(count) // 64).float()
     numbers[step::100] += step
     return {"w": numbers, "bias": torch.full((5,), float(step)), "fixed": torch.arange(7)}
@@ -184,6 +189,8 @@ def weights(step: int, count: int = 20_000) -> dict[str, torch.Tensor]:
 
 def trained(step: int) -> dict[str, torch.Tensor]:
     """Return weights of which each value changes a little at each step, also in fewer bits, and new random ones."""
+    import torch
+
     generator = torch.Generator().manual_seed(3)
     full = torch.randn(600, generator=generator)
     for _ in range(step):
@@ -197,6 +204,8 @@ def trained(step: int) -> dict[str, torch.Tensor]:
 
 def all_values() -> dict[Any, Any]:
     """Return a state with each kind of value that the format has."""
+    import torch
+
     base = torch.arange(24, dtype=torch.float32)
     return {
         "none": None,
@@ -233,6 +242,7 @@ def all_values() -> dict[Any, Any]:
 
 def write_files(folder: Path) -> Path:
     """Write files of each kind into a new folder, and return it."""
+    import torch
     from safetensors.torch import save_file
 
     (folder / "sub").mkdir(parents=True)
@@ -254,6 +264,8 @@ def write_files(folder: Path) -> Path:
 
 def plain(book: Book) -> None:
     """States, files and several runs."""
+    import torch
+
     with Store.init(book.root, chunk_bytes=MIB) as store:
         book.save(store, all_values(), 1, message="each kind of value", metadata={"seed": 3, "rate": float("nan")})
         for step in (2, 3):
@@ -274,6 +286,8 @@ def blake3(book: Book) -> None:
 
 def packs(book: Book) -> None:
     """Many small tensors and many medium ones, of which some change."""
+    import torch
+
     with Store.init(book.root, chunk_bytes=2 * MIB) as store:
         small = {f"s{i}": torch.full((1 + i % 37,), i % 50) for i in range(300)}
         medium = {f"m{i}": torch.full((MIB // 8 + i,), i) for i in range(17)}
@@ -322,6 +336,8 @@ def _on_ranks(book: Book, what: str) -> list[dict[str, str]]:
 
 
 def _as_rank(root: str, what: str, rank: int) -> None:
+    import torch
+
     mine = [{"own": torch.arange(5.0) + number, "step": 1, "rank": number} for number in range(2)]
     if what == "own":
         with Store.open(root) as store:
