@@ -94,6 +94,9 @@ def settled(made: Unpacked) -> tuple[Unpacked, set[str]]:
         if annotations.exists() and killed["note"] in annotations.read_text():
             contents["notes"].setdefault(killed["id"], []).append(killed["note"])
             contents["saved"][killed["id"]]["metrics"] |= killed["metrics"]
+    # The reader finds no checkpoint in staging/, and the conversion publishes it as it is.
+    moved = [reader.Checkpoint(path.parent, made.remote_blob) for path in made.root.glob("staging/*.old/manifest.json")]
+    by_id |= {one.id: one for one in moved if one.id in {contents["listed"][name] for name in hidden}}
     contents["facts"]["remote_only"] = [id for id, one in by_id.items() if one.is_remote_only()]
     contents["facts"]["compacted"] = [id for id, one in by_id.items() if one.encoding]
     return replace(made, contents=contents), hidden
@@ -273,7 +276,9 @@ def _check_readers(made: Unpacked, hidden: set[str]) -> None:
     if hidden:  # the conversion may or may not have published them
         found = {f"{run}@{step}" for run, step in reader.Store(made.root).of_steps()}
         listed = {name: id for name, id in made.contents["listed"].items() if name not in hidden - found}
-        now = replace(made, contents={**made.contents, "listed": listed})
+        missing = {made.contents["listed"][name] for name in hidden - found}
+        facts = {fact: [id for id in ids if id not in missing] for fact, ids in made.contents["facts"].items()}
+        now = replace(made, contents={**made.contents, "listed": listed, "facts": facts})
     check_by_the_pages(now)
     with Store.open(made.root, readonly=True) as store:
         check_by_the_library(store, now)

@@ -6,9 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from tests.compat.archives import FOLDER, unpack
+from ckstore import Store
+from tests.compat.archives import FOLDER, Unpacked, unpack
+from tests.compat.migration import settled
+from tests.support.draft_stores import leave_gap, make_draft
 from tests.support.requirements import require_c_compiler
 
 ROOT = Path(__file__).parents[2]
@@ -27,3 +31,19 @@ def test_a_conversion_that_is_killed_at_a_call_loses_nothing(tmp_path: Path) -> 
     assert done.returncode == 0, done.stdout + done.stderr
     assert "0 losses" in done.stdout.splitlines()[-1]
     assert "1 stores with 10 checkpoints" in done.stdout.splitlines()[-1]
+
+
+def test_a_compacted_checkpoint_stays_compacted_while_a_killed_replacement_hides_it(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    with Store.init(root) as store:
+        infos = [store.save({"w": np.arange(20_000) // 64 + step}, step, "main") for step in range(2)]
+        store.compact(keep_newest=1)
+    make_draft(root)
+    leave_gap(root, "main", 0)
+
+    listed = {info.name: info.id for info in infos}
+    contents = {"listed": listed, "killed": {"name": "main@0", "content": {}}, "undoable": [], "facts": {}}
+    made, hidden = settled(Unpacked(root, None, contents))
+
+    assert hidden == {"main@0"}
+    assert made.facts("compacted") == {infos[0].id}
