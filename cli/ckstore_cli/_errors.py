@@ -148,6 +148,14 @@ def _tell_os_error(error: OSError) -> tuple[str, str, str, int]:
     return "OSError", problem, hint, NO_SPACE if full else FAILED
 
 
+def flush_or_drop_output() -> None:
+    """Flush stdout, or discard its buffer if that fails, so that Python's last flush keeps the exit status."""
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        drop_output()
+
+
 def drop_output() -> None:
     """Discard buffered output, so that Python's last flush of stdout reports no error."""
     with contextlib.suppress(OSError, ValueError):  # a replaced stdout has no descriptor

@@ -125,7 +125,11 @@ class App(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command and flush its output, so that a failed write changes the exit status."""
         try:
-            result = super().invoke(ctx)
+            try:
+                result = super().invoke(ctx)
+            except click.exceptions.Exit:
+                sys.stdout.flush()
+                raise
             # Not left to the interpreter's exit: a full disk or a closed pipe must change the exit status.
             sys.stdout.flush()
         except BrokenPipeError:
@@ -158,6 +162,7 @@ class App(click.Group):
             status = _errors.report(error, as_json=as_json, command=command)
             if status is None:
                 raise  # a defect, which needs its traceback
+            _errors.flush_or_drop_output()
             sys.exit(status)
         sys.exit(result if isinstance(result, int) else 0)
 

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import IO
 
 import click
 import pytest
@@ -145,38 +146,43 @@ def test_what_an_error_quotes_cannot_move_the_cursor(run: Run, saved: Path) -> N
     assert "\x1b" not in shown.stderr
 
 
-def test_a_reader_that_stops_reading_ends_it_quietly(saved: Path) -> None:
+BUFFERS = pytest.mark.parametrize("buffer", ["buffered", "unbuffered"])
+"""Whether Python buffers stdout, as it does unless PYTHONUNBUFFERED is set."""
+
+
+def run_with_buffer(output: IO[bytes] | int, buffer: str, *words: str) -> tuple[int, bytes]:
+    """Return the exit status and the errors of a command that writes to `output`, with or without Python's buffer."""
+    done = subprocess.run(
+        [sys.executable, "-m", "ckstore_cli", *words],
+        check=False,
+        stdout=output,
+        stderr=subprocess.PIPE,
+        timeout=60,
+        env={**environment(), "PYTHONUNBUFFERED": "" if buffer == "buffered" else "1"},
+    )
+    return done.returncode, done.stderr
+
+
+@BUFFERS
+def test_a_reader_that_stops_reading_ends_it_quietly(saved: Path, buffer: str) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     try:
-        done = subprocess.run(
-            [sys.executable, "-m", "ckstore_cli", "log", "--store", str(saved)],
-            check=False,
-            stdout=writing,
-            stderr=subprocess.PIPE,
-            timeout=60,
-            env=environment(),
-        )
+        status, errors = run_with_buffer(writing, buffer, "log", "--store", str(saved))
     finally:
         os.close(writing)
 
-    assert done.stderr == b""
-    assert done.returncode == 141
+    assert (status, errors) == (141, b"")
 
 
-def test_a_full_disk_under_the_output_is_an_error(saved: Path) -> None:
+@BUFFERS
+@pytest.mark.parametrize("word", ["log", "--version", "doctor"])
+def test_a_full_disk_under_the_output_is_an_error(own_saved: Path, buffer: str, word: str) -> None:
+    own_saved.chmod(0o777)  # doctor finds an error, so it has another way to its exit
     with open("/dev/full", "wb") as full:
-        done = subprocess.run(
-            [sys.executable, "-m", "ckstore_cli", "log", "--store", str(saved)],
-            check=False,
-            stdout=full,
-            stderr=subprocess.PIPE,
-            timeout=60,
-            env=environment(),
-        )
+        status, errors = run_with_buffer(full, buffer, "--store", str(own_saved), word)
 
-    assert done.returncode == 6
-    assert done.stderr == b"error: No space left on device\n"
+    assert (status, errors) == (6, b"error: No space left on device\n")
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
