@@ -173,18 +173,27 @@ def _seeds(generator: Any) -> dict[str, Any] | None:
     if not _is_of("numpy.random", "SeedSequence", found):
         return None
     return {
-        "entropy": _plain(found.entropy),
-        "spawn_key": _plain(found.spawn_key),
+        "entropy": _flat(found.entropy),
+        "spawn_key": _flat(found.spawn_key),
         "pool_size": found.pool_size,
         "n_children_spawned": found.n_children_spawned,
     }
 
 
-def _plain(numbers: Any) -> Any:
-    """Convert a seed for NumPy, such as nested sequences or scalars of NumPy, to lists, int and str."""
+def _flat(numbers: Any) -> Any:
+    """Convert a seed for NumPy, such as a sequence or a scalar of NumPy, to an int, a str or one list of them.
+
+    NumPy before 2.5 accepts nested sequences, and takes the same seed from the flat list. NumPy 2.5 refuses them.
+    """
     if hasattr(numbers, "tolist"):
-        return numbers.tolist()
-    return numbers if isinstance(numbers, int | str) else [_plain(number) for number in numbers]
+        numbers = numbers.tolist()
+    if isinstance(numbers, int | str):
+        return numbers
+    flat: list[int | str] = []
+    for number in numbers:
+        inner = _flat(number)
+        flat.extend(inner if isinstance(inner, list) else [inner])
+    return flat
 
 
 def set_generators(generators: Mapping[str, Any], states: Mapping[str, Any]) -> tuple[str, ...]:
@@ -224,6 +233,8 @@ def _set_seeds(generator: Any, seeds: Mapping[str, Any] | None) -> bool:
     own = _seeds(generator)
     if seeds is None or own is None:
         return True
+    # Early versions saved nested sequences as they were.
+    seeds = {**seeds, "entropy": _flat(seeds["entropy"]), "spawn_key": _flat(seeds["spawn_key"])}
     bits = getattr(generator, "bit_generator", generator)
     _replace_seed_sequence(bits, seeds)
     count = "n_children_spawned"
