@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import io
 import os
 import pickle
@@ -382,24 +383,28 @@ def test_what_cannot_be_done_whole_is_refused(tmp_path: Path, store: Store, fs: 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is")
 def test_a_distributed_checkpoint_goes_in_and_out_as_through_any_filesystem(store: Store, fs: Any) -> None:
-    from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, FsspecWriter
     from torch.distributed.checkpoint.state_dict_loader import load
     from torch.distributed.checkpoint.state_dict_saver import save
 
+    dcp = "torch.distributed.checkpoint"
+    try:
+        torchs = importlib.import_module(f"{dcp}.fsspec_filesystem")  # torch 2.15 or later
+    except ImportError:
+        torchs = importlib.import_module(f"{dcp}._fsspec_filesystem")
     top = url(store, "main", 3)
     state: dict[str, Any] = {"w": torch.arange(1000.0), "n": {"b": torch.ones(3, dtype=torch.bfloat16)}}
     found: dict[str, Any] = {"w": torch.zeros(1000), "n": {"b": torch.zeros(3, dtype=torch.bfloat16)}}
     shared, _ = fsspec.url_to_fs(top)
 
     with shared.transaction:
-        save(state, storage_writer=FsspecWriter(top), no_dist=True)
-    load(found, storage_reader=FsspecReader(top), no_dist=True)
+        save(state, storage_writer=torchs.FsspecWriter(top), no_dist=True)
+    load(found, storage_reader=torchs.FsspecReader(top), no_dist=True)
 
     assert torch.equal(found["w"], state["w"])
     assert torch.equal(found["n"]["b"], state["n"]["b"])
     assert sorted(os.path.basename(path) for path in fs.find(top)) == [".metadata", "__0_0.distcp"]
     with pytest.raises(BadInput, match="outside a transaction"):
-        FsspecWriter(url(store, "main", 4)).fs.create_stream(url(store, "main", 4, "f"), "wb").__enter__()
+        torchs.FsspecWriter(url(store, "main", 4)).fs.create_stream(url(store, "main", 4, "f"), "wb").__enter__()
 
 
 def test_a_process_that_is_killed_in_a_transaction_leaves_no_checkpoint_and_what_it_left_goes(store: Store) -> None:
