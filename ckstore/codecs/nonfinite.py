@@ -81,16 +81,18 @@ class FloatForm:
 
 
 _HALF = FloatForm("float16", 2, 0x7C00, 0x7C00)
+_BRAIN = FloatForm("bfloat16", 2, 0x7F80, 0x7F80)
 _SINGLE = FloatForm("float32", 4, 0x7F800000, 0x7F800000)
 _DOUBLE = FloatForm("float64", 8, 0x7FF0000000000000, 0x7FF0000000000000)
 
 FORMS: Mapping[str, FloatForm] = {
     "float16": _HALF,
-    "bfloat16": FloatForm("bfloat16", 2, 0x7F80, 0x7F80),
+    "bfloat16": _BRAIN,
     "float32": _SINGLE,
     "float64": _DOUBLE,
     # A complex number counts as two values.
     "complex32": _HALF,
+    "bcomplex32": _BRAIN,
     "complex64": _SINGLE,
     "complex128": _DOUBLE,
     "float8_e5m2": FloatForm("float8_e5m2", 1, 0x7C, 0x7C),

@@ -110,10 +110,18 @@ class Admission:
     def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
         kept = self._copies.get(id(tensor))
         if kept is None:
-            plain = tensor.detach().resolve_conj().resolve_neg()
+            plain = _resolve_conj(tensor.detach()).resolve_neg()
             kept = tensor, plain if plain.device.type in ("cpu", "cuda") else plain.cpu()
             self._copies[id(tensor)] = kept  # with the tensor, so that its id is not reused
         return kept[1]
+
+
+def _resolve_conj(tensor: torch.Tensor) -> torch.Tensor:
+    if not tensor.is_conj() or DTYPE_NAMES[tensor.dtype] != "bcomplex32":  # torch 2.15 has no kernel for it
+        return tensor.resolve_conj()
+    pairs = torch.view_as_real(tensor.conj()).clone()
+    pairs[..., 1].neg_()
+    return pairs.view(tensor.dtype).squeeze(-1)
 
 
 def place(members: Sequence[Admitted], storage: int) -> tuple[ByteSource, list[LeafRecord]]:
@@ -174,7 +182,7 @@ def make_tensor(leaf: LeafRecord, flat: torch.Tensor) -> torch.Tensor:
         msg = f"{leaf.name}: dtype {leaf.dtype} is not known to torch {torch.__version__}"
         raise BadInput(msg, hint="install a newer torch")
     dtype = DTYPES[leaf.dtype]
-    if dtype is torch.complex32:  # new_empty would warn that complex32 is experimental
+    if leaf.dtype in ("complex32", "bcomplex32"):  # new_empty would warn that they are experimental
         tensor = flat.new_empty(0, dtype=torch.float16).view(dtype)
     else:
         tensor = flat.new_empty(0, dtype=dtype)

@@ -26,7 +26,7 @@ from tests.support.requirements import NEW_SAFETENSORS
 from tests.support.states import TORCH_DTYPES
 
 FLOAT4 = getattr(torch, "float4_e2m1fn_x2", None)  # torch has it since 2.8
-NOT_HELD = {"complex32", "complex128"}
+NOT_HELD = {"complex32", "bcomplex32", "complex128"}
 # Without those that the installed version of the library does not know: 0.8 knows more than 0.5.
 HELD = [dtype for dtype in TORCH_DTYPES if str(dtype).removeprefix("torch.") not in NOT_HELD and dtype in _SIZE]
 names = st.text(st.characters(exclude_categories=["Cs"]), max_size=6) | st.text('a."\\\n', max_size=3)

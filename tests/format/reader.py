@@ -131,7 +131,7 @@ class OrderedDict:
 _TORCH = {
     1: "bool uint8 int8 float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu float4_e2m1fn_x2",
     2: "int16 uint16 float16 bfloat16",
-    4: "int32 uint32 float32 complex32",
+    4: "int32 uint32 float32 complex32 bcomplex32",
     8: "int64 uint64 float64 complex64",
     16: "complex128",
 }

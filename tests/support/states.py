@@ -89,7 +89,7 @@ def tensor_over(
     memory: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...], offset: int
 ) -> torch.Tensor:
     """Return a tensor that looks at the bytes of `memory`; `strides` and `offset` are in elements."""
-    plain = torch.float16 if dtype is torch.complex32 else dtype  # for which torch.empty would warn
+    plain = torch.float16 if "complex32" in str(dtype) else dtype  # for which torch.empty would warn
     empty = torch.empty(0, dtype=plain).view(dtype)
     if 0 in shape:
         return empty.resize_(shape)

@@ -250,6 +250,16 @@ def test_a_conjugate_and_a_negated_view_are_stored_as_what_they_show() -> None:
     assert back["negated"].tolist() == [-2, 4]
 
 
+@pytest.mark.skipif(not hasattr(torch, "bcomplex32"), reason="torch before 2.15 has no bcomplex32")
+def test_a_conjugate_view_of_a_dtype_without_a_kernel_is_stored_as_what_it_shows() -> None:
+    dtype: torch.dtype = getattr(torch, "bcomplex32")  # noqa: B009 - mypy does not know it
+    tensor = torch.tensor([[1, 2], [3, -4]], dtype=torch.bfloat16).view(dtype).squeeze(-1)
+
+    back = Saved(tensor.conj()).load()
+
+    assert torch.view_as_real(back).tolist() == [[1, -2], [3, 4]]
+
+
 def test_a_mapped_array_is_stored_like_any_other(tmp_path: Path) -> None:
     mapped = np.memmap(tmp_path / "array", np.float32, "w+", shape=(2, 3))
     mapped[:] = np.arange(6).reshape(2, 3)

@@ -36,6 +36,7 @@ DTYPES = (
     Dtype("uint32", 32, "U32", "<u4"),
     Dtype("float32", 32, "F32", "<f4", "FloatStorage"),
     Dtype("complex32", 32),
+    Dtype("bcomplex32", 32),  # two bfloat16; torch has it from 2.15
     Dtype("complex64", 64, "C64", "<c8", "ComplexFloatStorage"),
     Dtype("float64", 64, "F64", "<f8", "DoubleStorage"),
     Dtype("int64", 64, "I64", "<i8", "LongStorage"),

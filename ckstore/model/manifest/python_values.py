@@ -39,7 +39,7 @@ _OFFSET = re.compile(r"[+-][0-9]{2}:[0-9]{2}(?::[0-9]{2}(?:\.[0-9]{6})?)?\Z")
 _ZONE = re.compile(r"[A-Za-z0-9_+-]{1,40}(?:/[A-Za-z0-9_+-]{1,40}){0,3}\Z")
 CLASS_MOST = 500
 _TORCH_NAMES = {
-    "torch.dtype": re.compile(r"(?:bool|(?:b?float|complex|q?u?int|bits)[0-9][a-z0-9_]{0,24})\Z"),
+    "torch.dtype": re.compile(r"(?:bool|(?:b?float|b?complex|q?u?int|bits)[0-9][a-z0-9_]{0,24})\Z"),
     "torch.layout": re.compile(r"(?:strided|jagged|_mkldnn|sparse_(?:coo|csr|csc|bsr|bsc))\Z"),
     "torch.memory_format": re.compile(r"(?:preserve_format|contiguous_format|channels_last(?:_3d)?)\Z"),
     "torch.qscheme": re.compile(r"per_(?:tensor|channel)_(?:affine(?:_float_qparams)?|symmetric)\Z"),

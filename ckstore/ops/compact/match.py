@@ -105,7 +105,7 @@ class StorageLayout:
         if leaf is None or leaf.kind not in ("torch", "numpy", "numbers"):
             return 1
         width = itemsize(leaf.kind, leaf.dtype) or 1
-        if leaf.dtype.startswith("complex") or leaf.dtype[1:2] == "c":
+        if leaf.dtype.startswith(("complex", "bcomplex")) or leaf.dtype[1:2] == "c":
             width //= 2
         return width if width in WIDTHS else 1
 

@@ -16,7 +16,7 @@ from ckstore.tensors.torch_leaves import DTYPE_NAMES, DTYPES, as_bits
 from ckstore.tensors.torch_ranges import count_beyond
 from ckstore.tensors.torch_rows import views_of
 
-_PACKED = {dtype for name, dtype in DTYPES.items() if name in ("complex32", "float4_e2m1fn_x2")}
+_PACKED = {dtype for name, dtype in DTYPES.items() if name in ("complex32", "bcomplex32", "float4_e2m1fn_x2")}
 """Dtypes that torch supports, but converts wrongly or not at all."""
 
 

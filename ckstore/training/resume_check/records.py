@@ -19,7 +19,7 @@ RESUMED = "resumed"
 """The position of the record that is made directly after a restore."""
 NUMBER = "number"
 """The kind of plain values of variables. They may differ in an exact resume, so they only explain a difference."""
-_FLOATING = ("float", "bfloat", "complex")
+_FLOATING = ("float", "bfloat", "complex", "bcomplex")
 
 
 @dataclass(frozen=True, slots=True)

@@ -168,7 +168,7 @@ function afford(bytes, what) {
 
 // ---------------------------------------------------------------------------------------------------------------- a checkpoint
 const SIZES = { bool: 1, uint8: 1, int8: 1, float8_e4m3fn: 1, float8_e4m3fnuz: 1, float8_e5m2: 1, float8_e5m2fnuz: 1, float8_e8m0fnu: 1,
-  float4_e2m1fn_x2: 1, int16: 2, uint16: 2, float16: 2, bfloat16: 2, int32: 4, uint32: 4, float32: 4, complex32: 4, int64: 8, uint64: 8,
+  float4_e2m1fn_x2: 1, int16: 2, uint16: 2, float16: 2, bfloat16: 2, int32: 4, uint32: 4, float32: 4, complex32: 4, bcomplex32: 4, int64: 8, uint64: 8,
   float64: 8, complex64: 8, complex128: 16 };
 const NUMPY = { b: [1], i: [1, 2, 4, 8], u: [1, 2, 4, 8], f: [2, 4, 8], c: [8, 16], M: [8], m: [8] };
 /** §Leaves: the bytes of an element. The number in `<U5` counts characters of four bytes. */
@@ -391,7 +391,7 @@ export class Checkpoint {
       case 'timedelta': return isInt(a, -BIG) && isInt(b, 0, 86399) && isInt(c, 0, 999999) ? v({ days: a, seconds: b, microseconds: c }) : bad('wrong timedelta');
       case 'path': return v({ kind: text(/^(PosixPath|PurePosixPath|PureWindowsPath)$/), text: text(/^/, b) });
       case 'torch.device': return v({ text: text(/^[a-z]+(:\d+)?$/) });
-      case 'torch.dtype': return v({ text: text(/^(bool|(float|bfloat|complex|int|uint|qint|quint|bits)\d[a-z0-9_]{0,24})$/) });
+      case 'torch.dtype': return v({ text: text(/^(bool|(float|bfloat|complex|bcomplex|int|uint|qint|quint|bits)\d[a-z0-9_]{0,24})$/) });
       case 'torch.layout': return v({ text: text(/^(strided|sparse_(coo|csr|csc|bsr|bsc)|jagged|_mkldnn)$/) });
       case 'torch.memory_format': return v({ text: text(/^(contiguous_format|preserve_format|channels_last(_3d)?)$/) });
       case 'torch.qscheme': return v({ text: text(/^per_(tensor|channel)_(affine|symmetric|affine_float_qparams)$/) });
