@@ -19,9 +19,10 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from ckstore.integrations.dcp import CkstoreReader, CkstoreWriter
+from tests.support.torch_versions import distribute
 
 
 @dataclass
@@ -130,7 +131,7 @@ def _whole(seed: int = 0) -> torch.Tensor:
 
 def _placed(full: torch.Tensor, how: str) -> DTensor:
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    return distribute_tensor(full, mesh, [PLACEMENTS[how]], src_data_rank=None)
+    return distribute(full, mesh, PLACEMENTS[how])
 
 
 def reshard(kind: str, place: str) -> list[str]:

@@ -34,6 +34,7 @@ from ckstore import CheckpointInfo, CkstoreWarning, RankMismatch, Store
 from ckstore.integrations import dcp as ours
 from ckstore.integrations.dcp import writer as writer_module
 from ckstore.training.processes import once_for_all
+from tests.support.torch_versions import distribute, in_background, without_group
 
 
 def _trained(steps: int, seed: int = 0) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -114,7 +115,7 @@ def _sharded(dims: dict[str, int | None], *, zeros: bool = False) -> dict[str, A
         placement = Replicate() if dim is None else Shard(dim)
         mine = torch.zeros_like(full) if zeros else full
         # Every rank has the whole: nothing is sent, so that a rank that is killed here cannot fail the others here.
-        state[name] = distribute_tensor(mine, mesh, [placement], src_data_rank=None)
+        state[name] = distribute(mine, mesh, placement)
     return state
 
 
@@ -141,18 +142,15 @@ def save_at(store: str, run: str, step: int) -> Any:
 
 def save_raw(store: str, step: int, caching: bool = False) -> Any:
     writer = ours.CkstoreWriter(store, step)
-    planner = DefaultSavePlanner(enable_plan_caching=caching)
+    planner = DefaultSavePlanner(**({"enable_plan_caching": True} if caching else {}))
     dcp_save({"w": _sharded({"odd": 0})["odd"], "step": step}, storage_writer=writer, planner=planner)
     return None if writer.info is None else writer.info.id
 
 
 def save_async(store: str, step: int, process: bool) -> Any:
-    from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
-
-    kind = AsyncCheckpointerType.PROCESS if process else AsyncCheckpointerType.THREAD
     group = dist.new_group(backend="gloo") if not process else None
     state = {"model": _sharded(PLACED), "lr": 0.5}
-    ours.async_save(store, state, step, process_group=group, async_checkpointer_type=kind).result()
+    ours.async_save(store, state, step, process_group=group, **in_background(process=process)).result()
     return True
 
 
@@ -438,7 +436,7 @@ def peer_scatters(folder: str, clock: int) -> bool:
 def peer_loads(folder: str) -> bool:
     """Load what the peer saved, as all ranks or as one process."""
     state = {"w": torch.zeros_like(whole("odd"))}
-    dcp_load(state, checkpoint_id=folder, no_dist=True)
+    dcp_load(state, checkpoint_id=folder, **without_group(dcp_load))
     return torch.equal(state["w"], whole("odd"))
 
 
@@ -511,8 +509,9 @@ class _CountingPlanner(DefaultSavePlanner):
 
 def refused_late(store: str, caching: bool) -> Any:
     """Save twice, the second time with other values on each rank; return the error, and how many values were read."""
-    ours.save(store, {"own": 5, "w": torch.ones(3)}, 1, planner=_CountingPlanner(enable_plan_caching=caching))
-    planner = _CountingPlanner(enable_plan_caching=caching)
+    options: dict[str, Any] = {"enable_plan_caching": True} if caching else {}
+    ours.save(store, {"own": 5, "w": torch.ones(3)}, 1, planner=_CountingPlanner(**options))
+    planner = _CountingPlanner(**options)
     try:
         ours.save(store, {"own": dist.get_rank(), "w": torch.ones(3)}, 2, planner=planner)
     except RankMismatch as error:

@@ -10,10 +10,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from ckstore import RetentionPolicy, Store
 from ckstore.integrations import dcp as ours
+from tests.support.torch_versions import distribute
 
 ROWS, COLUMNS = 2048, 512  # 4 MiB: a chunk for each of four ranks
 _NAMES = ("a", "b")
@@ -25,7 +26,7 @@ def _values(seed: int) -> torch.Tensor:
 
 def _placed(value: torch.Tensor, dim: int | None) -> DTensor:
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    return distribute_tensor(value.clone(), mesh, [Replicate() if dim is None else Shard(dim)], src_data_rank=None)
+    return distribute(value.clone(), mesh, Replicate() if dim is None else Shard(dim))
 
 
 def _same(found: Any, wanted: torch.Tensor) -> bool:

@@ -11,12 +11,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor import Shard
 
 from ckstore import CheckpointInfo, Store
 from ckstore.integrations import dcp
 from ckstore.remote.mirror import mirror_process as mirroring
 from ckstore.remote.service.engine import ServiceObjects
+from tests.support.torch_versions import distribute, in_background
 
 vars(mirroring)["start"] = lambda *_: None  # a process that mirrors would outlive the test
 
@@ -30,7 +31,7 @@ def _whole(step: int) -> torch.Tensor:
 def _state(step: int, *, zeros: bool = False) -> dict[str, Any]:
     whole = torch.zeros(8, MIB, dtype=torch.uint8) if zeros else _whole(step)
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    return {"w": distribute_tensor(whole, mesh, [Shard(0)], src_data_rank=None), "step": 0 if zeros else step}
+    return {"w": distribute(whole, mesh, Shard(0)), "step": 0 if zeros else step}
 
 
 def _store(folder: str, mirror: str) -> Store:
@@ -44,12 +45,9 @@ def save(folder: str, mirror: str, step: int) -> CheckpointInfo:
 
 def save_async(folder: str, mirror: str, step: int, process: bool = False) -> bool:
     """Save in the background; return whether the store of this node lists it afterwards."""
-    from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
-
-    kind = AsyncCheckpointerType.PROCESS if process else AsyncCheckpointerType.THREAD
     group = dist.new_group(backend="gloo") if not process else None
     store = _store(folder, mirror)
-    dcp.async_save(store, _state(step), step, process_group=group, async_checkpointer_type=kind).result()
+    dcp.async_save(store, _state(step), step, process_group=group, **in_background(process=process)).result()
     dist.barrier()
     return any(info.step == step for info in store.checkpoints())
 

@@ -17,12 +17,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor import Shard
 
 from ckstore import Store
 from ckstore.integrations import dcp
 from ckstore.remote.mirror import mirror_process as mirroring
 from ckstore.remote.mirror import nodes_without_shared_store
+from tests.support.torch_versions import distribute
 
 MIB = 2**20
 
@@ -33,7 +34,7 @@ def _whole(step: int) -> torch.Tensor:
 
 def _state(whole: torch.Tensor, step: int) -> dict[str, Any]:
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    return {"w": distribute_tensor(whole, mesh, [Shard(0)], src_data_rank=None), "step": step}
+    return {"w": distribute(whole, mesh, Shard(0)), "step": step}
 
 
 def main() -> None:

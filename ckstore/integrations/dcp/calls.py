@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
+from inspect import signature
 from typing import Any, Literal, overload
 
 import torch.distributed as dist
@@ -25,7 +26,7 @@ from ckstore.errors import (
     NoWholeCheckpoint,
     RankFailed,
 )
-from ckstore.integrations.dcp.group import FAILURES, GroupMeeting, error_of_all, is_alone, sendable
+from ckstore.integrations.dcp.group import FAILURES, GroupMeeting, error_of_all, is_alone, rank_in, sendable
 from ckstore.integrations.dcp.optimizers import own_groups
 from ckstore.integrations.dcp.planner import ComparingPlanner
 from ckstore.integrations.dcp.reader import CkstoreReader
@@ -122,12 +123,18 @@ def save(
         ranks = GroupMeeting(f"saving {run}@{step}", process_group)
         # Errors of a single rank must occur before the first collective of DCP, in which the other ranks would wait for
         # that rank.
-        writer, plain = ranks.agree(lambda: _begin(CkstoreWriter(store, step, run, **about), state, if_ranks_differ))
+        writer, plain = ranks.agree(
+            lambda: _begin(CkstoreWriter(store, step, run, **about), state, if_ranks_differ, process_group)
+        )
         writer.timeout_s, writer.say = ranks.own_timeout_s, ranks.say
         try:
             with ranks.failing_together():
                 metadata = state_dict_saver.save(
-                    plain, storage_writer=writer, planner=planner, process_group=process_group, no_dist=ranks.is_alone
+                    plain,
+                    storage_writer=writer,
+                    planner=planner,
+                    process_group=process_group,
+                    **_alone(state_dict_saver.save, ranks.is_alone),
                 )
             return writer.ended(metadata.storage_data)
         finally:
@@ -178,7 +185,7 @@ def async_save(
     # Only an open store has a context. With ``warn``, `_check_on_failure` has refused a path.
     tolerant = context_of(store) if isinstance(store, Store) and on_failure == "warn" else None
     try:
-        writer, plain = _begin(CkstoreWriter(store, step, run, **(about or {})), state, if_ranks_differ)
+        writer, plain = _begin(CkstoreWriter(store, step, run, **(about or {})), state, if_ranks_differ, process_group)
         writer.called()
         return _followed(state_dict_saver.async_save(plain, storage_writer=writer, **options), writer, tolerant)
     except FAILURES as error:
@@ -190,11 +197,20 @@ def async_save(
         return _followed(state_dict_saver.async_save({}, storage_writer=refused, **options), refused, tolerant)
 
 
-def _begin(writer: CkstoreWriter, state: dict[str, Any], if_ranks_differ: str) -> tuple[CkstoreWriter, dict[str, Any]]:
+def _alone(call: Callable[..., object], is_alone: bool) -> dict[str, Any]:
+    """Return the argument of a call of torch that says whether this process has no group."""
+    # torch 2.6 has no such argument. It looks for the group itself, and warns if there is none.
+    return {"no_dist": is_alone} if "no_dist" in signature(call).parameters else {}
+
+
+def _begin(
+    writer: CkstoreWriter, state: dict[str, Any], if_ranks_differ: str, process_group: dist.ProcessGroup | None
+) -> tuple[CkstoreWriter, dict[str, Any]]:
     """Return the writer, with keys and digests that torch does not pass to it, and the plain state."""
     plain = _plain(state)
     writer.if_ranks_differ = check_rule(if_ranks_differ)
     writer.keys = own_keys(plain)
+    writer.rank = rank_in(process_group)
     # Without a group, there is no other rank to compare with.
     writer.digests = {} if is_alone() else digests_of(plain)
     return writer, plain
@@ -340,7 +356,11 @@ def _load_once(
     given = _settings_in(plain)
     with ranks.failing_together():
         state_dict_loader.load(
-            plain, storage_reader=reader, planner=planner, process_group=process_group, no_dist=ranks.is_alone
+            plain,
+            storage_reader=reader,
+            planner=planner,
+            process_group=process_group,
+            **_alone(state_dict_loader.load, ranks.is_alone),
         )
     if reader.info is None:
         raise CkstoreError(f"loading {reader.ref}: nothing was read")

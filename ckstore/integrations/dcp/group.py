@@ -56,6 +56,11 @@ def is_alone() -> bool:
     return not (dist.is_available() and dist.is_initialized())
 
 
+def rank_in(group: dist.ProcessGroup | None = None) -> int:
+    """Return the rank of this process in a group, or in that of all ranks; 0 without a group."""
+    return 0 if is_alone() else dist.get_rank(group)
+
+
 class GroupMeeting(Meeting):
     """The ranks of one call. Without a `group`, these are all ranks. `act` names the operation in messages."""
 

@@ -25,6 +25,7 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from ckstore.errors import BadInput, CkstoreError, RankMismatch, SaveFailed
+from ckstore.integrations.dcp.group import rank_in
 from ckstore.integrations.dcp.lineages import Continues, open_again, sent
 from ckstore.integrations.dcp.replicas import differing, refuse_differing
 from ckstore.interpreter import log_notes
@@ -69,6 +70,7 @@ class CkstoreWriter(StorageWriter):
         say: Called with the progress of this rank.
         keys: The keys of the state that are not strings, as `own_keys` returns them.
         digests: The digests of values that other ranks may have under the same names, as `digests_of` returns them.
+        rank: The rank in the group of the save, for a torch that does not pass it.
         if_ranks_differ: Whether different values under one name are an ``"error"`` or a ``"warn"``.
         at_call: The parent of an asynchronous save. If None, it is determined during the save.
     """
@@ -92,6 +94,7 @@ class CkstoreWriter(StorageWriter):
         self.keys: list[list[Any]] = []
         self.digests: dict[str, str] = {}
         self.if_ranks_differ = "error"
+        self.rank: int | None = None
         self._rank = 0
         self._continues: Continues | None = None
         self.at_call: ParentAtCall | None = None
@@ -136,7 +139,9 @@ class CkstoreWriter(StorageWriter):
             raise BadInput(msg, hint="omit it; store.save(state, ranks=Ranks(…)) needs no process group")
         self.close()
         self.info = None
-        self._rank = kwargs.get("rank", 0)
+        # torch 2.6 does not pass the rank. With the writer alone, its group is that of all ranks.
+        own = rank_in() if self.rank is None else self.rank
+        self._rank = kwargs.get("rank", own)
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Add the run, the step and the options of this rank to the plan."""
