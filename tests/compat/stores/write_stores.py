@@ -70,7 +70,8 @@ def described(value: Any, name: str = "", memory: dict[int, str] | None = None) 
     elif isinstance(value, set | frozenset):
         yield name, f"{type(value).__name__} {sorted(map(repr, value))}"
     elif isinstance(value, np.generic):
-        yield name, f"{type(value).__name__} {value.dtype.str} {value.tobytes().hex()}"
+        kind = "bool" if type(value) is np.bool_ else type(value).__name__  # it is named bool_ in NumPy 1.26
+        yield name, f"{kind} {value.dtype.str} {value.tobytes().hex()}"
     else:
         text = repr(value)
         yield (
