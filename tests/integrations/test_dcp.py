@@ -14,9 +14,11 @@ from __future__ import annotations
 import errno
 import io
 import os
+import pickle
 import re
 import subprocess
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -77,6 +79,15 @@ def stagings(store: Store) -> list[str]:
 
 
 needs_fsdp2 = pytest.mark.skipif(not hasattr(torch.cpu.Stream, "record_event"), reason="FSDP2 of torch 2.6 needs a GPU")
+
+
+def test_the_frames_that_torch_sends_with_an_error_can_be_pickled() -> None:
+    frames = traceback.extract_stack()
+
+    again = pickle.loads(pickle.dumps(frames))
+
+    described = [[(one.filename, one.lineno, one.name, one.line) for one in stack] for stack in (again, frames)]
+    assert described[0] == described[1]
 
 
 @needs_fsdp2
@@ -181,7 +192,8 @@ def test_the_peer_scatters_a_checkpoint_over_directories_that_are_named_by_clock
     assert names == {"step-1700": [".metadata", "__0_0.distcp"], "step-1701": ["__1_0.distcp"]}
     for name in names:
         (answer, _) = pair.call("peer_loads", folder=str(folder / name))
-        assert "FileNotFoundError" in str(answer) or "No such file" in str(answer)
+        # torch 2.9 finds that it has no metadata.
+        assert any(text in str(answer) for text in ("FileNotFoundError", "No such file", "metadata is not None"))
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -9,9 +9,11 @@ round or are lost later.
 
 from __future__ import annotations
 
+import copyreg
 import json
 import math
 import pickle  # checks whether an error can be sent to the other ranks; nothing is unpickled here
+import sys
 import threading
 import time
 import weakref
@@ -19,6 +21,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
+from traceback import FrameSummary
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -38,6 +42,18 @@ _ASKED_S = 5.0
 _OWN_SHARE = 0.8
 FAILURES = (Exception, CheckpointException)
 """Errors of the work of a rank. `CheckpointException` of torch is not an `Exception`, so it is listed separately."""
+
+
+def _frame_without_code(frame: FrameSummary) -> tuple[Callable[..., FrameSummary], tuple[str, int | None, str]]:
+    """Return the parts of a frame for `pickle`, without its code, which cannot be pickled."""
+    return partial(FrameSummary, lookup_line=False, line=frame.line), (frame.filename, frame.lineno, frame.name)
+
+
+# torch sends the frames of an error to the other ranks. From Python 3.13, they have their code. Until torch 2.12 or so
+# the rank with the error then raised a TypeError, and the others waited until the deadline of the group
+# (https://github.com/pytorch/pytorch/issues/174669).
+if sys.version_info >= (3, 13):
+    copyreg.pickle(FrameSummary, _frame_without_code)
 
 
 @dataclass
