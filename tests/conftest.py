@@ -74,8 +74,8 @@ _given = os.environ.get("PYTHONWARNINGS")
 os.environ["PYTHONWARNINGS"] = f"{f'{_given},' if _given else ''}ignore:a power cut may lose checkpoints in this store"
 
 
-# What torch 2.6 says of its own calls, for one process without a group, and in `SequentialLR`.
-_WARNINGS_OF_TORCH_2_6 = (
+# What torch before 2.13 says of its own calls, for one process without a group, and in `SequentialLR`.
+_WARNINGS_OF_OLD_TORCH = (
     "TypedStorage is deprecated",
     "torch.distributed is unavailable",
     "The epoch parameter in `scheduler.step",
@@ -84,8 +84,9 @@ _WARNINGS_OF_TORCH_2_6 = (
 
 def pytest_configure(config: pytest.Config) -> None:
     """Have `tmp_path` in memory where there is enough, unless ``--basetemp`` says where: tests do 60,000 fsyncs."""
-    if importlib.metadata.version("torch").startswith("2.6."):
-        for message in _WARNINGS_OF_TORCH_2_6:
+    torch_version = importlib.metadata.version("torch").split(".")
+    if tuple(map(int, torch_version[:2])) < (2, 13):
+        for message in _WARNINGS_OF_OLD_TORCH:
             config.addinivalue_line("filterwarnings", f"ignore:{message}:UserWarning")
     memory = memory_folder(_MEMORY_LEAST_BYTES)
     if config.option.basetemp is None and memory is not None:

@@ -28,6 +28,7 @@ from tests.states.odd_modules import (
     Tied,
 )
 from tests.states.table import Advice, Parts, Run
+from tests.support.torch_versions import compiled
 
 Batch = Callable[[], tuple[Any, ...]]
 
@@ -176,7 +177,7 @@ def _scripted() -> Any:
 
 
 def _compiled() -> Any:
-    return torch.compile(nn.Sequential(nn.Linear(4, 3), nn.Tanh()), backend="eager")
+    return compiled(nn.Sequential(nn.Linear(4, 3), nn.Tanh()), backend="eager")
 
 
 _CHANGED: dict[str, tuple[Callable[[], Any], Batch]] = {

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch.distributed.checkpoint import state_dict_saver
 from torch.distributed.device_mesh import DeviceMesh
@@ -31,6 +32,14 @@ def in_background(*, process: bool) -> dict[str, Any]:
     if kinds is None:
         return {}
     return {"async_checkpointer_type": kinds.PROCESS if process else kinds.THREAD}
+
+
+def compiled(module: torch.nn.Module, backend: str = "inductor") -> Any:
+    """Return a compiled module, or skip the test: torch 2.9 cannot compile with Python 3.14."""
+    try:
+        return torch.compile(module, backend=backend)
+    except RuntimeError as error:
+        pytest.skip(str(error))
 
 
 def has_argument(function: Callable[..., object], name: str) -> bool:

@@ -18,6 +18,7 @@ from ckstore import Store
 from ckstore.errors import BadInput, DoesNotFit, NoSuchRef
 from ckstore.model.words import counted
 from tests.support.states import assert_same
+from tests.support.torch_versions import compiled
 
 
 def linear(*sizes: int, **how: Any) -> torch.nn.Sequential:
@@ -124,15 +125,15 @@ def test_a_module_of_which_nothing_fits_is_refused_without_strict(store: Store) 
     assert target["step"] == 0
 
 
-def compiled(module: torch.nn.Module) -> torch.nn.Module:
-    wrapped: Any = torch.compile(module)
+def compiled_module(module: torch.nn.Module) -> torch.nn.Module:
+    wrapped: Any = compiled(module)
     assert isinstance(wrapped, torch.nn.Module)
     return wrapped
 
 
 def partly_compiled() -> torch.nn.Module:
     module = linear(2, 3, 4)
-    module[1] = compiled(module[1])
+    module[1] = compiled_module(module[1])
     return module
 
 
@@ -146,11 +147,11 @@ class Wrapper(torch.nn.Module):
 
 WRAPPED: dict[str, Any] = {
     "plain": lambda: linear(2, 3, 4),
-    "compiled": lambda: compiled(linear(2, 3, 4)),
+    "compiled": lambda: compiled_module(linear(2, 3, 4)),
     "parallel": lambda: Wrapper(linear(2, 3, 4)),
-    "both": lambda: Wrapper(compiled(linear(2, 3, 4))),
+    "both": lambda: Wrapper(compiled_module(linear(2, 3, 4))),
     "block": partly_compiled,
-    "both and block": lambda: Wrapper(compiled(partly_compiled())),
+    "both and block": lambda: Wrapper(compiled_module(partly_compiled())),
 }
 
 
