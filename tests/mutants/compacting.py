@@ -11,6 +11,24 @@ _TILES = "tests/codecs/test_tiles.py"
 
 COMPACTING = [
     Mutant(
+        "a blob of an evicted checkpoint does not count as a plain file",
+        "compacted-with-evicted-files",
+        "_Compaction._note_others",
+        "                    if judge_blobs(directory.lock.inside, directory.lock.fd, manifest).elsewhere:\n",
+        "                    if False:\n",
+        f"{_COMPACT}::test_after_an_eviction_the_other_checkpoints_are_compacted_again",
+        "is missing or was changed",
+    ),
+    Mutant(
+        "a blob that becomes plain is written before its checkpoint names it",
+        "plain-blob-not-written",
+        "EncodingPlanner._one",
+        "        if not manifest.form.has_file(blob.digest):\n",
+        "        if not manifest.blobs:\n",
+        f"{_COMPACT}::test_a_blob_that_nothing_can_encode_after_its_base_was_deleted_is_written_plain",
+        "is missing or was changed",
+    ),
+    Mutant(
         "a checkpoint that is deleted after it was listed does not stop a compaction",
         "compaction-stopped-by-a-delete",
         "_plan_run",

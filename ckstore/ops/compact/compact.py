@@ -21,7 +21,7 @@ from ckstore.model.manifest.manifest import Manifest
 from ckstore.model.names import CheckpointKey
 from ckstore.model.reports.compaction import Compacted, CompactionEntry, CompactionPlan, CompactionReport, Uncompacted
 from ckstore.model.sizes import size_text
-from ckstore.objects.checkpoints import CheckpointDirectory
+from ckstore.objects.checkpoints import CheckpointDirectory, judge_blobs
 from ckstore.objects.generations import publish_generation
 from ckstore.objects.staging import Staging
 from ckstore.ops import events
@@ -106,6 +106,10 @@ class _Compaction:
             try:
                 with CheckpointDirectory.at(self._context.layout.checkpoint(key)) as directory:
                     manifest = directory.manifest
+                    # An evicted checkpoint has a plain manifest but no files, so it settles nothing. Other directories
+                    # may have the same blobs in encoded form only.
+                    if judge_blobs(directory.lock.inside, directory.lock.fd, manifest).elsewhere:
+                        continue
                     self._orphans.note(manifest)
                     if key in shares:
                         # Keep the plain blobs that count as the checkpoint's own. Its other blobs are replaced by the
@@ -173,7 +177,7 @@ class _Compaction:
             if not all(manifest.form.has_file(digest) for digest in open_ones):
                 # For a blob without a plain file, the encoded form will change. Finish this checkpoint after the
                 # checkpoint that owns the blob was encoded.
-                if self.encoded.count > count:
+                if self.encoded.count > count or staging.written:
                     self._later[info.name] = staging
                 else:
                     reclaim.discard(self._context, staging)
@@ -232,7 +236,8 @@ class _Compaction:
         """Publish another form of a checkpoint, unless its present form is the wanted one."""
         info, manifest = entry.info, directory.manifest
         wanted = self._forms.encoding(directory.manifest_id, manifest.blobs, entry.place)
-        if not any(blob.digest in wanted.encoded for blob in manifest.blobs) or same(wanted, manifest.form):
+        is_plain = not any(blob.digest in wanted.encoded for blob in manifest.blobs)
+        if (is_plain and manifest.form.is_plain) or same(wanted, manifest.form):
             if staging is not None:
                 reclaim.discard(self._context, staging)
             return

@@ -16,6 +16,7 @@ from ckstore.fs import files, links
 from ckstore.fs.dirfd_stat import StorePath
 from ckstore.model.digest import Algorithm
 from ckstore.model.manifest.encoding import Encoding, render
+from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES
 from ckstore.model.manifest.parse import parse_manifest
 from ckstore.model.manifest.stored import StoredForm
 from ckstore.model.reports.compaction import CompactionPlan
@@ -44,17 +45,20 @@ def gather(staging: Staging, wanted: Encoding, holders: Iterable[CheckpointDirec
 
 
 def seal(staging: Staging, wanted: Encoding, directory: CheckpointDirectory, algorithm: Algorithm) -> None:
-    """Write the two documents, check them as a reader does, and make everything durable."""
+    """Write the documents, check them as a reader does, and make everything durable."""
     inside = directory.lock.inside
     plain = staging.lock.inside / PLAIN
     source = inside / directory.manifest_file
+    if not wanted.encoded:
+        staging.seal(files.read_file(source, most_bytes=MANIFEST_MAX_BYTES))
+        return
     # Link the existing file of the manifest instead of writing a copy.
     if not links.try_link(source, plain):
-        files.create_file(plain, files.read_file(source, most_bytes=2**29), mode=0o444)
+        files.create_file(plain, files.read_file(source, most_bytes=MANIFEST_MAX_BYTES), mode=0o444)
     text = render(wanted, algorithm)
     # Parse the document as a reader does, so that loops and wrong lengths are refused before anything is published.
     try:
-        data = files.read_file(plain, most_bytes=2**29)
+        data = files.read_file(plain, most_bytes=MANIFEST_MAX_BYTES)
         parse_manifest(text, where=f"the encoding of {directory.manifest.name}", plain=lambda: data)
     except BadInput as error:
         raise DamagedBlob(error.message) from error

@@ -194,7 +194,9 @@ class EncodingPlanner:
             # Check with the least possible size before encoding, because the chain of the bases is often too large by
             # itself.
             near = fits(header) and self._forms.allows(blob.digest, blob.nbytes, 0, header.bases, masters)
-            if not (near and header.bases) and self._keep_over_hole(manifest, blob):
+            # Without a base, the blob would nearly always take more than half of its plain size (docs/adr/0020), so it
+            # need not be encoded for a comparison.
+            if not (near and header.bases) and self._keep_over_hole(manifest, blob, most_bytes=blob.nbytes // 2):
                 return
             if not near:
                 continue
@@ -210,23 +212,26 @@ class EncodingPlanner:
                 return
             if not header.bases:
                 break
+        if self._keep_over_hole(manifest, blob, most_bytes=blob.nbytes):
+            return
+        if not manifest.form.has_file(blob.digest):
+            # The store has only the present form, whose bases were deleted or evicted, or take too much now.
+            staging.put(blob.digest, memoryview(source.read(blob.digest)))
         self._forms.keep_plain([blob])
 
-    def _keep_over_hole(self, manifest: Manifest, blob: BlobRecord) -> bool:
-        """Keep the present form of a blob whose bases may be orphans, if that form is small enough.
+    def _keep_over_hole(self, manifest: Manifest, blob: BlobRecord, *, most_bytes: int) -> bool:
+        """Keep the present form of a blob whose bases may be orphans, if it takes at most `most_bytes` with its share.
 
         Returns:
             Whether the present form was kept.
         """
-        # The present form, with its share of the orphans, is kept if it takes at most half of the plain size. Without a
-        # base, the blob would nearly always take more (docs/adr/0020), so it need not be encoded for a comparison.
         encoding = encoding_of(manifest)
         form = None if encoding is None else encoding.encoded.get(blob.digest)
         if encoding is None or form is None:
             return False
         path = encoding.path(blob.digest)
         cost = encoding.files[form.file].nbytes + sum(self._orphans.share(digest) for digest in path[1:])
-        if cost > blob.nbytes / 2:
+        if cost > most_bytes:
             return False
         for digest in reversed(path[1:]):
             if self._orphans.share(digest) and not self._forms.is_settled(digest):

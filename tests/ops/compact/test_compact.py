@@ -71,6 +71,14 @@ def saved(store: Store, steps: int = STEPS, **options: Any) -> list[dict[str, An
     return states
 
 
+def saved_later(store: Store, count: int) -> list[dict[str, Any]]:
+    """Save the next states of the run after those of `saved`."""
+    states = [*itertools.islice(history(), STEPS, STEPS + count)]
+    for step, state in enumerate(states, STEPS):
+        store.save(state, step=step)
+    return states
+
+
 def listing(root: Path) -> dict[str, int]:
     """Return every file below a directory but those of the catalog, with its inode number."""
     return {str(path): path.stat().st_ino for path in root.rglob("*") if not path.name.startswith("catalog.db")}
@@ -582,6 +590,48 @@ def test_a_base_that_is_dropped_stays_as_long_as_it_is_needed(store: Store) -> N
     assert store.verify().ok
     store.compact()
     assert same(store.load(0), states[0])
+
+
+def test_after_an_eviction_the_other_checkpoints_are_compacted_again(store: Store, tmp_path: Path) -> None:
+    states = saved(store)
+    store.remotes.add("cold", str(tmp_path / "cold"))
+    store.push(remote="cold", all=True)
+    store.compact()
+    store.evict((3, 8), "cold")  # the others have blobs of these in encoded form only
+    states.extend(saved_later(store, 3))
+
+    report = store.compact()
+
+    assert report.skipped == ()
+    assert {9, 10, 11} <= {done.info.step for done in report.compacted}
+    for step, state in enumerate(states):
+        assert same(store.load(step), state), step
+    check_store(store.path)
+
+
+def test_a_blob_that_nothing_can_encode_after_its_base_was_deleted_is_written_plain(store: Store) -> None:
+    # The bytes are random, so no form without a base is smaller than the plain blob.
+    generator = torch.Generator().manual_seed(0)
+    value = torch.randint(0, 256, (300_000,), generator=generator, dtype=torch.uint8)
+    states = []
+    for step in range(14):
+        value = value.clone()
+        place = (torch.arange(180_000) + step * 70_000) % 300_000
+        value[place] = torch.randint(0, 256, (180_000,), generator=generator, dtype=torch.uint8)
+        store.save({"value": value}, step=step)
+        states.append(value)
+    store.compact()
+    for step in (1, 4, 7, 10):
+        store.delete(step, now=True)
+
+    encoded = {info.step for info in store.checkpoints() if info.compacted}
+
+    assert store.compact().skipped == ()
+
+    assert encoded - {info.step for info in store.checkpoints() if info.compacted}
+    for info in store.checkpoints():
+        assert torch.equal(store.load(info.step)["value"], states[info.step])
+    check_store(store.path)
 
 
 def test_a_checkpoint_that_is_deleted_after_it_was_listed_is_skipped(
