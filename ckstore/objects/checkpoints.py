@@ -201,7 +201,7 @@ def judge_blobs(directory: StorePath, fd: int, manifest: Manifest) -> Judgement:
         if problem := why_not_own(fd):
             return Judgement(problem)
         # An eviction that was killed between two renames leaves no `blobs/`.
-        if may_lack(fd):
+        if _may_be_remote(fd, manifest):
             return Judgement(elsewhere=frozenset(blob.digest for blob in manifest.stored))
         first = manifest.stored[0]
         return Judgement(blobs.why_absent(first.digest, first.nbytes, None))
@@ -215,7 +215,7 @@ def _judge_blobs(folder: OpenDir, fd: int, manifest: Manifest) -> Judgement:
             status = os.stat(blob.digest, dir_fd=folder.fd, follow_symlinks=False)
         except FileNotFoundError:
             # Check this only at the first missing blob, so that it costs nothing for complete checkpoints.
-            if not elsewhere and not may_lack(fd):
+            if not elsewhere and not _may_be_remote(fd, manifest):
                 return Judgement(blobs.why_absent(blob.digest, blob.nbytes, None))
             elsewhere.add(blob.digest)
             continue
@@ -226,6 +226,11 @@ def _judge_blobs(folder: OpenDir, fd: int, manifest: Manifest) -> Judgement:
             return Judgement(problem)
         touched.append(blob)
     return Judgement("", tuple(touched), frozenset(elsewhere))
+
+
+def _may_be_remote(fd: int, manifest: Manifest) -> bool:
+    """Whether files that an open directory lacks are on remotes. Remotes have no encoded files of this store."""
+    return manifest.form.is_plain and may_lack(fd)
 
 
 def published_of_step(layout: Layout, run: str, step: int, of_step: OfStep | None = None) -> list[Published]:
@@ -382,7 +387,7 @@ class CheckpointDirectory:
             error.blob, error.names = blob.digest, (what,)
             raise
         except (FileNotFoundError, NotADirectoryError) as error:
-            if may_lack(self.lock.fd):
+            if _may_be_remote(self.lock.fd, self.manifest):
                 raise BytesElsewhere(
                     f"{self.path}: blob {blob.digest} is stored only on a remote, and {what} needs it",
                     hint="download the checkpoint from that remote: store.pull(ref, remote)",
@@ -417,7 +422,7 @@ class CheckpointDirectory:
         try:
             self.stat_blob(digest)
         except (FileNotFoundError, NotADirectoryError):
-            return not may_lack(self.lock.fd)
+            return not _may_be_remote(self.lock.fd, self.manifest)
         return True
 
     def _absent(self, blob: BlobRecord, status: os.stat_result | None, what: str) -> DamagedBlob:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckstore import RetentionPolicy, Store
+from ckstore import CkstoreWarning, RetentionPolicy, Store
 from ckstore.errors import BytesElsewhere, CkstoreError, UnknownOutcome
 from ckstore.fs import files
 from ckstore.objects import generations, trash
@@ -64,7 +64,6 @@ def test_a_gc_after_any_kill_frees_all_unused_blobs(tmp_path: Path, act: Callabl
         assert {blob.name for blob in store.path.glob("blobs/*/*")} == here, at
         assert same(store.load(1), state(1))
         store.pull(1, _REMOTE)
-        assert not store.info(1).elsewhere
 
 
 @pytest.mark.parametrize("act", [_evict, _pull])
@@ -180,6 +179,32 @@ def test_a_checkpoint_of_a_killed_eviction_is_local_and_a_pull_ends_its_claim(
         assert not (checkpoint_dir(store.path, "main", 1) / "elsewhere.json").exists()
         assert blobs_of(store, 1) == before
     check_store(tmp_path / "store")
+
+
+def test_a_lost_encoded_file_is_damage_after_a_killed_eviction_and_the_plain_blob_heals_it(tmp_path: Path) -> None:
+    pytest.importorskip("zstandard")
+    values = drifting(3)
+    with Store.init(tmp_path / "store", chunk_bytes=MIB) as store:
+        store.remotes.add(_REMOTE, tmp_path / "remote")
+        for step, value in enumerate(values, 1):
+            store.save({"w": value}, step=step)
+        store.push(all=True, remote=_REMOTE)
+        store.compact(keep_newest=1)
+        assert run_and_kill_instead(lambda: _evict(Store.open(store.path)), evicting, "_evict_one")
+        folder = blobs_dir(store.path, "main", 1)
+        shared = set(blobs_of(store, 2))
+        (lost,) = (name for name in blobs_of(store, 1) if name not in shared)
+        (folder / lost).unlink()
+        (store.path / "blobs" / lost.partition("-")[2][:2] / lost).unlink()
+
+        assert not store.verify().ok
+        with pytest.warns(CkstoreWarning, match="repaired damaged or missing blobs: .* from the remote cold"):
+            assert np.array_equal(store.load(1)["w"], values[0])
+
+        assert store.verify(repair=True).ok
+        _evict(store)
+        assert store.info(1).elsewhere
+        assert [np.array_equal(store.load(step)["w"], value) for step, value in enumerate(values, 1)] == [True] * 3
 
 
 @pytest.mark.parametrize("step", ["make_kept_durable", "publish_generation"])
