@@ -147,7 +147,11 @@ def _whole_in(context: Context, run: str) -> list[CheckpointInfo]:
 
 
 def _save_under_way(run: str) -> InUse:
-    return InUse(f"a save to the run {run} is under way", hint="stop the training, then rename its run")
+    # A compaction has the same staging directories as a save.
+    return InUse(
+        f"a save to the run {run} or a compaction of it is under way",
+        hint="stop the training, wait until a compaction has ended, then rename the run",
+    )
 
 
 def _damaged(message: str) -> DamagedBlob:

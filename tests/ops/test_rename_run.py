@@ -183,7 +183,7 @@ def test_a_run_to_which_a_save_is_under_way_is_refused(store: Store, monkeypatch
     assert at.wait(60)
 
     try:
-        with pytest.raises(InUse, match="a save to the run old is under way"):
+        with pytest.raises(InUse, match="a save to the run old or a compaction of it is under way"):
             Store.open(store.path).rename_run("old", "new")
     finally:
         go_on.set()
