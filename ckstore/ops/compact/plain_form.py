@@ -17,6 +17,7 @@ from ckstore.model.manifest.encoding import Encoding, encoding_of, render
 from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES, BlobRecord, Manifest
 from ckstore.model.manifest.parse import parse_manifest
 from ckstore.model.names import CheckpointKey
+from ckstore.objects import trash
 from ckstore.objects.checkpoints import CheckpointDirectory, manifest_in
 from ckstore.objects.documents import marks
 from ckstore.objects.encoded import encoding_at
@@ -57,25 +58,37 @@ def _decoded_from(encoding: Encoding, file: str) -> BlobRecord | None:
 
 
 def put_plain(context: Context, file: str, plain: BlobRecord, good: StorePath, temporary: StorePath) -> Given:
-    """Replace an encoded file by the plain blob in every checkpoint that has the file.
+    """Replace an encoded file by the plain blob in every checkpoint that has the file, also in trash.
 
     Files that no document names any more remain in their directories until `put_leftovers_away` moves them.
 
     Returns:
         How many checkpoints were changed, and which ones another process had locked for too long.
     """
-    count = 0
-    held: dict[CheckpointKey, InUse] = {}
-    for key, _ in context.layout.published():
-        path = context.layout.checkpoint(key)
+    layout = context.layout
+
+    def put(path: StorePath) -> bool:
         encoding = encoding_at(path)
         if encoding is None or _decoded_from(encoding, file) is None:
-            continue
+            return False
         try:
             with locks.lock_shared(path, timeout_s=WAIT_S) as lock, marks.kept_unless_durable(lock):
                 _put_plain(context, lock, file, plain, good, temporary)
         except FileNotFoundError:  # the checkpoint was deleted
-            continue
+            return False
+        return True
+
+    # Begin with the trash: a checkpoint that is restored meanwhile is then found among the published ones.
+    for entry in trash.names_in(layout.trash):
+        if trash.former_place(entry) is not None:
+            with suppress(InUse):  # gc is deleting it
+                put(layout.trash / entry)
+    count = 0
+    held: dict[CheckpointKey, InUse] = {}
+    for key, _ in layout.published():
+        try:
+            if not put(layout.checkpoint(key)):
+                continue
         except InUse as error:  # usually the checkpoint is being deleted, and needs no repair
             held[key] = error
             continue

@@ -268,3 +268,26 @@ def test_a_checkpoint_whose_last_encoded_piece_is_healed_is_plain_again(store: S
     assert [path.name for path in checkpoint_dir(store.path, "main", 0).iterdir()].count("plain.json") == 0
     assert len(files_of(store, 0)) == 1
     assert torch.equal(store.load(0)["w"], values[0])
+
+
+def test_an_encoded_file_is_replaced_by_its_plain_blob_in_a_deleted_checkpoint(store: Store, tmp_path: Path) -> None:
+    values = compacted(store, tmp_path / "backup")
+    store.compact(keep_newest=1)
+    store.config.undo_by_hand_s = 3600
+    (shared,) = encoded_files(store, 1) & encoded_files(store, 2)
+    store.delete(2)
+    spoil(blobs_dir(store.path, "main", 1) / shared, "flipped")
+    assert store.verify(repair_from=tmp_path / "backup").ok
+    shutil.rmtree(tmp_path / "backup")
+
+    store.undo(2)
+
+    assert torch.equal(store.load(2)["w"], values[2])
+    report = store.verify(repair=True)
+    assert (report.ok, report.repaired) == (True, ())
+
+
+def encoded_files(store: Store, step: int) -> set[str]:
+    """Return the names of the encoded files of a compacted checkpoint."""
+    made = json.loads((checkpoint_dir(store.path, "main", step) / "manifest.json").read_bytes())["manifest"]
+    return {made["files"][file][0] for _, _, file, _ in made["encoded"]}
