@@ -69,15 +69,17 @@ def put_together(kind: str, tensors: Mapping[str, object], extra: Any, path: str
         raise BadInput(f"{name}: a tensor of kind {kind} has parts that are no tensors", hint="select other names")
     parts: dict[str, Any] = dict(tensors)
     try:
+        # Without the check, indices of a damaged or hostile checkpoint could make torch access other memory.
         if kind == "sparse_coo":
             shape, coalesced = extra
-            # Without this check, indices of a damaged or hostile checkpoint could make torch access other memory.
+            indices, values = parts["indices"], parts["values"]
+            # Without the device, torch would use the default device of the program.
             return torch.sparse_coo_tensor(
-                parts["indices"], parts["values"], shape, is_coalesced=bool(coalesced), check_invariants=True
+                indices, values, shape, device=values.device, is_coalesced=bool(coalesced), check_invariants=True
             )
         if kind == "sparse_csr":
-            crow, col = parts["crow_indices"], parts["col_indices"]
-            return torch.sparse_csr_tensor(crow, col, parts["values"], tuple(extra), check_invariants=True)
+            crow, col, values = parts["crow_indices"], parts["col_indices"], parts["values"]
+            return torch.sparse_csr_tensor(crow, col, values, tuple(extra), device=values.device, check_invariants=True)
         context, shape, strides = extra
         found = find(kind, path)
         if not _has_protocol(found):

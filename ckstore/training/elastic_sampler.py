@@ -103,7 +103,9 @@ class ElasticSampler:
             return range(count)
         import torch
 
-        return torch.randperm(count, generator=torch.Generator().manual_seed(self.seed + self.epoch)).tolist()
+        # The default device of the program may be another one, which has other random numbers.
+        generator = torch.Generator("cpu").manual_seed(self.seed + self.epoch)
+        return torch.randperm(count, generator=generator, device="cpu").tolist()
 
     def _count(self) -> int:
         return self.dataset if isinstance(self.dataset, int) else len(self.dataset)

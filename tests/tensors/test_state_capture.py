@@ -357,12 +357,16 @@ def test_an_object_in_a_state_is_stored_as_its_state() -> None:
     assert list(back["loader"]["inner"]) == ["weight", "bias"]
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
 def test_tensors_may_be_captured_under_another_default_device() -> None:
+    sparse = {"coo": torch.eye(2).to_sparse(), "csr": torch.eye(2).to_sparse_csr()}
+
     with torch.device("meta"):
-        saved = Saved({"a": torch.zeros(2, device="cpu")})
+        saved = Saved({"a": torch.zeros(2, device="cpu"), **sparse})
         back = saved.load()
 
-    assert back["a"].device.type == "cpu"
+    assert {one.device.type for one in back.values()} == {"cpu"}
+    assert all(torch.equal(back[name].to_dense(), torch.eye(2)) for name in sparse)
 
 
 def test_memory_that_is_freed_after_the_capture_fails_the_save_and_not_the_process() -> None:

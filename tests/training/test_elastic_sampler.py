@@ -202,6 +202,15 @@ def test_the_order_is_that_of_torch_and_each_epoch_has_its_own() -> None:
     assert [*ElasticSampler(4, shuffle=False)] == [0, 1, 2, 3]
 
 
+def test_the_order_does_not_depend_on_the_default_device() -> None:
+    right = [*ElasticSampler(20, seed=5)]
+
+    with torch.device("meta"):
+        found = [*ElasticSampler(20, seed=5)]
+
+    assert found == right
+
+
 def test_a_place_holds_for_the_next_iterator_and_for_its_own_epoch() -> None:
     sampler = ElasticSampler(6, shuffle=False)
     sampler.load_state_dict({"epoch": 1, "done": 4})
