@@ -13,7 +13,7 @@ from ckstore.ops.notices import warn
 from ckstore.tensors.kinds import is_stateful, is_tensor
 from ckstore.tensors.refusals import type_name
 from ckstore.training.conditions import Conditions
-from ckstore.training.generators import find_generators, kind_of_generator, states_of
+from ckstore.training.generators import find_generators, has_only_generators, kind_of_generator, states_of
 from ckstore.training.loader import begin, check_loader, description, losses, place
 from ckstore.training.processes import by_key, gather, is_first, world_size
 from ckstore.training.rng import random_states
@@ -78,7 +78,7 @@ def capture(
         begin(dataloader)
     searched = {**held, **({} if dataloader is None else {"dataloader": dataloader})}
     # Omit parts that are generators, because `states_of` returns the states of all generators.
-    held = {name: part for name, part in held.items() if kind_of_generator(part) is None}
+    held = {name: part for name, part in held.items() if not has_only_generators(part)}
     generators, is_whole = find_generators(searched)
     private = states_of(generators)
     lost = [] if dataloader is None else [*losses(dataloader)]

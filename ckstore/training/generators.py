@@ -25,7 +25,7 @@ _ITEMS_MOST = 1_000
 _PLAIN = frozenset(
     {
         *(str, bytes, int, float, complex, bool, type(None), type, set, frozenset),
-        *(types.ModuleType, types.BuiltinFunctionType),
+        types.ModuleType,
     }
 )
 # Attributes that are not searched: the iterator of a loader, which a new process lacks; the containers of a module,
@@ -50,6 +50,7 @@ def find_objects(parts: Mapping[str, Any], is_wanted: Callable[[Any], bool]) -> 
     """
     found: dict[str, Any] = {}
     seen = set(map(id, _global_generators()))
+    classes: set[type] = set()
     waiting = deque(sorted(parts.items()))
     while waiting and len(seen) < OBJECTS_MOST:
         path, value = waiting.popleft()
@@ -61,6 +62,10 @@ def find_objects(parts: Mapping[str, Any], is_wanted: Callable[[Any], bool]) -> 
         else:
             # Leave out plain values, because each save runs this search, and a model may have thousands of modules.
             waiting.extend((f"{path}.{name}", child) for name, child in _children(value) if type(child) not in _PLAIN)
+            for kind in type(value).__mro__:
+                members = [] if kind in classes else [*vars(kind).items()]
+                waiting.extend((f"{path}.{name}", child) for name, child in members if is_wanted(child))
+                classes.add(kind)
     return found, not waiting
 
 
@@ -75,27 +80,35 @@ def _global_generators() -> Iterator[Any]:
 
 
 def _children(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the items of a container, the attributes of an object, or the closure variables of a function.
+    """Yield the items of a container, the attributes of an object, or the variables that a function keeps.
 
     This runs no code of the value's class, because a proxy may answer for another object or raise an error.
     """
     kind = type(value)
     if issubclass(kind, dict):
         if dict.__len__(value) <= _ITEMS_MOST:
-            yield from ((str(key), item) for key, item in [*dict.items(value)] if isinstance(key, str | int))
-    elif issubclass(kind, list | tuple):
-        of = list if issubclass(kind, list) else tuple
+            yield from ((str(key), item) for key, item in [*dict.items(value)] if _is_name(key))
+    elif issubclass(kind, list | tuple | deque):
+        of: Any = next(base for base in (list, tuple, deque) if issubclass(kind, base))
         if of.__len__(value) <= _ITEMS_MOST:
-            yield from ((str(at), item) for at, item in enumerate(of.__iter__(value)))
-    elif kind is types.MethodType:
+            yield from ((str(at), item) for at, item in enumerate([*of.__iter__(value)]))
+    elif kind is types.MethodType or kind is types.BuiltinMethodType:
         yield "self", value.__self__
     elif kind is types.FunctionType:
-        cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
+        code, defaults = value.__code__, value.__defaults__ or ()
+        cells = zip(code.co_freevars, value.__closure__ or (), strict=True)
         yield from ((name, cell.cell_contents) for name, cell in cells if _is_filled(cell))
+        yield from zip(reversed(code.co_varnames[: code.co_argcount]), reversed(defaults), strict=False)
+        yield from (value.__kwdefaults__ or {}).items()
     elif kind is functools.partial:
         yield from (("func", value.func), ("args", value.args), ("keywords", value.keywords))
     else:
         yield from _attributes(value)
+
+
+def _is_name(key: object) -> bool:
+    """Whether a key of a dict has the same text in every process."""
+    return isinstance(key, str | int) or (type(key) is tuple and all(type(part) in (str, int) for part in key))
 
 
 def _is_filled(cell: types.CellType) -> bool:
@@ -144,6 +157,13 @@ def kind_of_generator(value: object) -> str | None:
     if _is_of("numpy.random", "BitGenerator", value):
         return f"NumPy {type(value).__name__}"
     return f"torch {generator.device.type}" if _is_of("torch", "Generator", value) else None
+
+
+def has_only_generators(part: Any) -> bool:
+    """Whether a part is a generator, or a container with nothing else."""
+    if isinstance(part, dict | list | tuple):
+        return bool(part) and all(map(has_only_generators, part.values() if isinstance(part, dict) else part))
+    return kind_of_generator(part) is not None
 
 
 def states_of(generators: Mapping[str, Any]) -> dict[str, Any]:

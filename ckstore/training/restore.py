@@ -19,7 +19,7 @@ from ckstore.tensors.kinds import is_stateful, is_tensor
 from ckstore.tensors.refusals import type_name
 from ckstore.training.capture import PRIVATE, RECORD, VERSION, given_parts, loads_in_place, unwrapped
 from ckstore.training.conditions import Conditions, differences
-from ckstore.training.generators import find_generators, set_generators
+from ckstore.training.generators import find_generators, has_only_generators, set_generators
 from ckstore.training.hyperparameters import overwritten, settings_of
 from ckstore.training.loader import check_loader, description, first_private, place_misfit, reading, set_place
 from ckstore.training.newest import untried
@@ -168,8 +168,7 @@ def _restore_from(
     source = own_key(record["ranks"])
     # Set the generators of parts first. A part that has a generator in its own state sets it again afterwards.
     target: dict[str, Any] = {"rng": {source: random}} if record["ranks"] else {}
-    apart = {"dataloader", *random.generators}
-    target |= {name: part for name, part in parts.items() if name not in apart}
+    target |= {name: part for name, part in parts.items() if name != "dataloader" and not has_only_generators(part)}
     # A loader with a state cannot use the position of a loader without one, and vice versa. The report names both
     # classes.
     resumes = loader is not None and record["loader"]["stateful"] == is_stateful(loader)

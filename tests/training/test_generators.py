@@ -6,6 +6,7 @@ import functools
 import json
 import random
 import weakref
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -58,6 +59,20 @@ class Holder:
         return self.rng
 
 
+def _default(rng: Any) -> Callable[..., Any]:
+    def noise(rows: int, own: Any = rng, /, other: int = 2) -> Any:
+        return own, rows, other
+
+    return noise
+
+
+def _keyword(rng: Any) -> Callable[..., Any]:
+    def noise(*, own: Any = rng) -> Any:
+        return own
+
+    return noise
+
+
 def _closure(rng: Any) -> Callable[[], Any]:
     def noise() -> Any:
         return rng
@@ -73,6 +88,11 @@ PLACES: dict[str, Callable[[Any], Any]] = {
     "a dict": lambda rng: {"a": {7: rng}},
     "a method": lambda rng: Holder(rng).draw,
     "a function": _closure,
+    "a default": _default,
+    "a default of a keyword": _keyword,
+    "a class": lambda rng: type("Noisy", (Holder,), {"shared": rng})(None),
+    "a deque": lambda rng: deque([rng]),
+    "a dict by tuples": lambda rng: {("train", 0): rng},
     "a partial": lambda rng: functools.partial(print, rng, end=""),
     "a module": lambda rng: torch.nn.Sequential(_module(rng)),
 }
@@ -111,6 +131,16 @@ def test_a_generator_of_a_part_goes_on_where_it_was(kind: str, place: str, store
     assert draw(again) == expected
     assert without_seeds(report.inexact) == []
     check_store(store.path)
+
+
+def test_a_generator_of_a_builtin_method_goes_on_where_it_was(store: Store) -> None:
+    mine, again = random.Random(1).random, random.Random(2).random
+    store.save(capture(ema=part(mine)))
+    expected = mine()
+
+    restore(store, ema=part(again))
+
+    assert again() == expected
 
 
 class Lazy:
@@ -254,6 +284,22 @@ def test_a_generator_can_be_a_part_itself(kind: str, store: Store) -> None:
     assert without_seeds(report.inexact) == []
     unused = restore(store, model=torch.nn.Linear(1, 1))
     assert unused.inexact == ("the checkpoint has a part noise, which was not passed to restore",)
+
+
+@pytest.mark.parametrize("hold", [list, tuple, lambda pair: dict(enumerate(pair))], ids=["list", "tuple", "dict"])
+def test_generators_in_a_container_are_a_part(hold: Callable[[list[Any]], Any], store: Store) -> None:
+    def make(seed: int) -> list[Any]:
+        return [np.random.default_rng(seed), random.Random(seed)]
+
+    mine, again = make(1), make(2)
+    store.save(capture(torch.nn.Linear(1, 1), noise=hold(mine)))
+    expected = [one.random() for one in mine]
+
+    report = restore(store, model=torch.nn.Linear(1, 1), noise=hold(again))
+
+    assert [one.random() for one in again] == expected
+    assert report.present == ("model", "noise")
+    assert without_seeds(report.inexact) == []
 
 
 class Proxy:
