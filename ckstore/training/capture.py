@@ -62,13 +62,15 @@ def capture(
             or a random generator. A value that nothing can be loaded into, such as ``epoch=3``, is added to `extra`.
 
     Raises:
-        BadInput: A part has the name of another entry of the state, or accelerate prepared the data loader without
-            `use_stateful_dataloader`.
+        BadInput: A part has the name of another entry of the state or of an argument of `restore`, or accelerate
+            prepared the data loader without `use_stateful_dataloader`.
     """
     # None means that the run has no such part, so scripts can always pass all parts.
     parts = given_parts(parts)
     given = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler, **parts}
     values = {name: part for name, part in parts.items() if not loads_in_place(part)}
+    if taken := {"store", "ref", "strict"} & (parts.keys() - values.keys()):
+        raise BadInput(f"{min(taken)} is an argument of restore", hint="give this part another name")
     if twice := {*(extra or {})} & values.keys():
         raise BadInput(f"{min(twice)} is a part and also in extra", hint="give it once")
     held = {name: unwrapped(part) for name, part in given.items() if part is not None and name not in values}

@@ -117,6 +117,9 @@ def test_any_named_part_comes_back_in_place_and_a_plain_value_in_the_report(stor
         capture(run.model, training=1)
     with pytest.raises(BadInput, match="epoch is a part and also in extra"):
         capture(run.model, epoch=1, extra={"epoch": 1})
+    with pytest.raises(BadInput, match="ref is an argument of restore"):
+        capture(run.model, ref=again.model)
+    assert capture(run.model, strict=True)["extra"] == {"strict": True}
 
 
 def test_a_loader_that_keeps_no_place_is_named_at_the_first_capture_inside_an_epoch_once(
