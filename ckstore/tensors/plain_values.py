@@ -8,7 +8,7 @@ import sys
 from array import array
 from collections.abc import Callable
 from pathlib import PosixPath, PurePosixPath, PureWindowsPath
-from typing import Any
+from typing import Any, TypeGuard
 
 from ckstore.errors import BadInput
 from ckstore.model.canonical import SAFE_INT
@@ -38,7 +38,7 @@ PLAIN: dict[type, Callable[[Any], Node]] = {
 """Exact type -> function that returns the node of a value, or raises `python_values.NotStored`."""
 
 
-def is_named_tuple(value: object) -> bool:
+def is_named_tuple(value: object) -> TypeGuard[tuple[Any, ...]]:
     """Whether `value` is of a class that collections.namedtuple or typing.NamedTuple made."""
     fields = getattr(type(value), "_fields", None)
     return isinstance(value, tuple) and isinstance(fields, tuple) and hasattr(type(value), "_asdict")

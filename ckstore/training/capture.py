@@ -123,10 +123,20 @@ def given_parts(parts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def loads_in_place(part: Any) -> bool:
-    """Whether `restore` can load into a value: a tensor, a generator, a stateful object, or a container with one."""
-    if isinstance(part, dict | list | tuple):
-        return any(map(loads_in_place, part.values() if isinstance(part, dict) else part))
-    return is_stateful(part) or is_tensor(part) or kind_of_generator(part) is not None
+    """Whether `restore` can load into a part: a tensor, a generator, a stateful object, or a container with one.
+
+    A tuple cannot be changed, so it must have nothing else.
+    """
+    if isinstance(part, tuple):
+        return bool(part) and all(map(loads_in_place, part))
+    return _has_live(part)
+
+
+def _has_live(value: Any) -> bool:
+    if is_stateful(value) or is_tensor(value) or kind_of_generator(value) is not None:
+        return True
+    items = value.values() if isinstance(value, dict) else value
+    return isinstance(value, dict | list | tuple) and any(map(_has_live, items))
 
 
 def _by_place(name: str) -> int:
@@ -148,9 +158,13 @@ def warn_once(key: str, message: str) -> None:
 
 
 def unwrapped(part: Any) -> Any:
-    """Return a module without the wrappers of `torch.compile`, `DataParallel` and `DistributedDataParallel`."""
+    """Return a module without the wrappers of `torch.compile`, `DataParallel` and `DistributedDataParallel`.
+
+    A dict with wrapped modules is returned as a copy, and any other dict as it is.
+    """
     if isinstance(part, dict):
-        return {name: unwrapped(value) for name, value in part.items()}
+        inner = {name: unwrapped(value) for name, value in part.items()}
+        return part if all(inner[name] is value for name, value in part.items()) else inner
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(part, torch.nn.Module):
         return part

@@ -137,7 +137,8 @@ def restore(
         msg = f"{plain}: nothing can be loaded into a value of type {type_name(type(parts[plain]))}"
         raise BadInput(msg, hint=f'leave it out: restore(…).extra["{plain}"] has the captured value')
     given = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler, **parts}
-    wanted = {name: unwrapped(part) for name, part in given.items() if part is not None}
+    given = {name: part for name, part in given.items() if part is not None}
+    wanted = {name: unwrapped(part) for name, part in given.items()}
     if dataloader is not None:
         check_loader(dataloader)
         wanted["dataloader"] = dataloader
@@ -146,11 +147,15 @@ def restore(
     while True:
         info = untried(store, ref, tried)
         try:
-            return _restore_from(store, info, wanted, begun, rng=rng, strict=strict)
+            report = _restore_from(store, info, wanted, begun, rng=rng, strict=strict)
         except DamagedBlob:
             if not is_latest_valid(ref) or info.id in tried:
                 raise
             tried.add(info.id)
+        else:
+            for name, part in given.items():
+                _set_values(part, wanted[name])
+            return report
 
 
 def _restore_from(
@@ -237,6 +242,18 @@ def _refuse_missing(info: CheckpointInfo, missing: tuple[str, ...], begun: dict[
         msg = f"{info.name} holds no {' and no '.join(missing)}, nothing was loaded"
         hint = "strict=False restores the other parts and reports the missing ones"
         raise DoesNotFit(msg, hint=hint, missing=missing)
+
+
+def _set_values(part: Any, loaded: Any) -> None:
+    """Set the plain values in the dict of a program to those that were loaded into its copy without wrappers."""
+    if part is loaded or not isinstance(part, dict):
+        return
+    for name, value in loaded.items():
+        own = part.get(name)
+        if isinstance(own, dict) and isinstance(value, dict):
+            _set_values(own, value)
+        elif value is not unwrapped(own):
+            part[name] = value
 
 
 def _set_rates(schedulers: Any) -> None:

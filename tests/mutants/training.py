@@ -29,6 +29,15 @@ TRAINING = [
         "assert resumed == expected",
     ),
     Mutant(
+        "plain values in a dict with wrapped modules are restored",
+        "plain-values-set-in-a-copy",
+        "_set_values",
+        "part[name] = value",
+        "pass",
+        "tests/training/test_training.py::test_plain_values_beside_tensors_in_a_dict_come_back[wrapped]",
+        "assert",
+    ),
+    Mutant(
         "random states are read after the data loader drew for its iterator",
         "loader-draws-after-the-capture",
         "training.capture.capture",

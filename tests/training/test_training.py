@@ -10,9 +10,10 @@ import subprocess
 import sys
 import textwrap
 import warnings
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -120,6 +121,73 @@ def test_any_named_part_comes_back_in_place_and_a_plain_value_in_the_report(stor
     with pytest.raises(BadInput, match="ref is an argument of restore"):
         capture(run.model, ref=again.model)
     assert capture(run.model, strict=True)["extra"] == {"strict": True}
+
+
+class Pointers(NamedTuple):
+    """A part of a queue."""
+
+    at: int
+    keys: torch.Tensor
+
+
+@pytest.mark.parametrize("wrap", [lambda model: model, torch.nn.DataParallel], ids=["plain", "wrapped"])
+def test_plain_values_beside_tensors_in_a_dict_come_back(wrap: Callable[[Any], Any], store: Store) -> None:
+    def queue(number: float) -> dict[str, Any]:
+        model = torch.nn.Linear(1, 1)
+        torch.nn.init.constant_(model.weight, number)
+        return {
+            "keys": torch.full((2,), number),
+            "at": int(number),
+            "average": torch.full((3,), number) if number else None,
+            "nested": {"count": int(number), "pair": (torch.full((2,), number), int(number))},
+            "recent": deque([torch.full((2,), number)], maxlen=int(number) + 2),
+            "pointers": Pointers(int(number), torch.full((2,), number)),
+            "model": wrap(model),
+        }
+
+    store.save(capture(queue=queue(3.0)))
+    again, right = queue(0.0), queue(3.0)
+    own_model = again["model"]
+
+    report = restore(store, queue=again)
+
+    assert again["model"] is own_model
+    assert torch.equal(next(again.pop("model").parameters()), next(right.pop("model").parameters()))
+    assert type(again["pointers"]) is Pointers
+    assert repr(again) == repr(right)
+    assert (report.inexact, report.extra) == ((), {})
+
+
+def test_a_tuple_with_plain_values_comes_back_in_the_report(store: Store) -> None:
+    store.save(capture(meter=(torch.ones(2), 5), pair=(torch.ones(2), torch.nn.Linear(1, 1))))
+    place, model = torch.zeros(2), torch.nn.Linear(1, 1)
+
+    with pytest.raises(BadInput, match="meter: nothing can be loaded into a tuple"):
+        restore(store, meter=(torch.zeros(2), 0), pair=(place, model))
+    report = restore(store, pair=(place, model))
+
+    assert report.extra["meter"][1] == 5
+    assert torch.equal(place, torch.ones(2))
+    assert report.inexact == ()
+
+
+def test_models_in_a_named_tuple_come_back(store: Store) -> None:
+    class Models(NamedTuple):
+        actor: torch.nn.Module
+        critic: torch.nn.Module
+
+    mine, again = (Models(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1)) for _ in range(2))
+    store.save(capture(models=mine))
+
+    restore(store, models=again)
+
+    assert torch.equal(next(mine.critic.parameters()), next(again.critic.parameters()))
+
+
+def test_a_state_dict_keeps_the_versions_of_its_modules(store: Store) -> None:
+    store.save(capture(model=torch.nn.BatchNorm1d(2).state_dict()))
+
+    assert vars(store.load()["model"])["_metadata"] == {"": {"version": 2}}
 
 
 def test_a_loader_that_keeps_no_place_is_named_at_the_first_capture_inside_an_epoch_once(

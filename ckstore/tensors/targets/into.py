@@ -18,6 +18,7 @@ from ckstore.model.names import join_index
 from ckstore.model.words import beyond_text
 from ckstore.tensors.kinds import Stateful, hand_over, is_array, is_module, is_optimizer, is_stateful, is_tensor
 from ckstore.tensors.memory_layout import StorageMemory
+from ckstore.tensors.plain_values import is_named_tuple
 from ckstore.tensors.refusals import type_name
 from ckstore.tensors.state_restore import build_with
 from ckstore.tensors.targets.load_comparison import Comparison, Differences, Leaf, LoadRules, Make
@@ -159,8 +160,9 @@ class _TargetWalk:
         if isinstance(target, dict):
             if tag in DICTS:
                 return self._dict(target, node, path)
-        elif type(target) is list or type(target) is tuple:
-            if tag in ("list", "tuple") and _holds_live(target, path):
+        elif type(target) is list or type(target) is tuple or is_named_tuple(target):
+            # A named tuple keeps its class, which the checkpoint does not have.
+            if tag in ("list", "tuple") and (is_named_tuple(target) or _holds_live(target, path)):
                 return self._items(target, node, path)
             if type(target) is list and (tag == "list" or self.comparison.is_numbers(node)):
                 return self._new_items(target, node) if self.comparison.wants(node, path) else None
@@ -247,9 +249,10 @@ class _TargetWalk:
             return None
         kept = tuple(target)
         rest = kept[len(makes) :]
+        of_class: Any = getattr(target, "_make", tuple)
 
         def make_tuple(leaf: Leaf) -> object:
-            return (*(kept[i] if make is None else make(leaf) for i, make in enumerate(makes)), *rest)
+            return of_class([*(kept[i] if make is None else make(leaf) for i, make in enumerate(makes)), *rest])
 
         return make_tuple
 
