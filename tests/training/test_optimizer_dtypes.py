@@ -18,7 +18,7 @@ _DTYPES = (torch.float32, torch.bfloat16)
 
 
 class Wide(torch.optim.Optimizer):
-    """Keeps its momentum in double precision, as a tensor, in a list and in a dict."""
+    """Keeps its momentum in double precision, as a tensor, in a list and in a dict, and a counter, codes and a mask."""
 
     def __init__(self, parameters: Any) -> None:
         super().__init__(parameters, {"lr": 0.01})
@@ -31,6 +31,11 @@ class Wide(torch.optim.Optimizer):
                 wide = torch.zeros_like(parameter, dtype=torch.float64)
                 state |= {"m": wide, "several": [wide.clone(), 1], "deep": {"m": wide.clone(), "name": "m"}}
                 state["scale"] = torch.tensor(float("nan"), dtype=torch.float64)
+                state["count"] = torch.tensor(2**40)
+                state["codes"] = torch.zeros_like(parameter, dtype=torch.uint8)
+                state["mask"] = torch.ones_like(parameter, dtype=torch.bool)
+            state["count"] += 1
+            state["codes"] += 1
             for tensor in (state["m"], state["several"][0], state["deep"]["m"]):
                 tensor.mul_(0.9).add_(parameter.grad.double())
             parameter.sub_((state["m"] + state["several"][0] + state["deep"]["m"]).to(parameter.dtype), alpha=0.001)
@@ -121,6 +126,8 @@ def test_where_the_parameters_are_converted_so_is_their_state_and_the_report_nam
     assert {state["m"].dtype, state["several"][0].dtype, state["deep"]["m"].dtype} == {torch.bfloat16}
     assert report.cast["optimizer.state[0].m"].startswith("float64 to bfloat16")
     assert report.cast["model.weight"].startswith("float32 to bfloat16")
+    assert (state["count"].item(), state["codes"].dtype, state["mask"].dtype) == (2**40 + 3, torch.uint8, torch.bool)
+    assert not [name for name in report.cast if name.endswith(("count", "codes", "mask"))]
 
 
 def test_what_torch_makes_of_its_own_optimizers_is_unchanged(tmp_path: Path) -> None:

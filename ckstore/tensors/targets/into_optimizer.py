@@ -100,8 +100,8 @@ def _put_back(comparison: Comparison, optimizer: Any, saved: Any, parameters: di
     """Restore strings, and give state its saved dtype, or report that torch converted it.
 
     If the parameter itself was saved with its current dtype, the optimizer keeps state of another dtype by design, as
-    in double precision. Otherwise the run continues with parameters of another dtype, and torch's conversion is
-    intended.
+    in double precision. Otherwise the run continues with parameters of another dtype, and torch's conversion of floats
+    is intended.
     """
     for number, found in saved.items():
         parameter = parameters.get(number)
@@ -131,13 +131,14 @@ def _as_saved(own: Any, saved: Any, dtype: Any, name: str, cast: dict[str, str],
         return saved
     if not all(is_tensor(one) and torch_targets.can_be_filled(one) for one in (own, saved)):
         return own
-    if not (own.dtype == dtype != saved.dtype and own.shape == saved.shape and saved.is_floating_point()):
+    if not (own.dtype == dtype != saved.dtype and own.shape == saved.shape):
         return own
     # A hook may have changed the value, so it is only replaced if it is the converted value.
     converted = saved.to(own)
     if not bool(((own == converted) | (own.isnan() & converted.isnan())).all()):
         return own
-    if not is_kept:
+    # torch also converts counters, masks and codes, which have no meaning in the dtype of a parameter.
+    if not is_kept and (saved.is_floating_point() or saved.is_complex()):
         cast.setdefault(name, f"{torch_targets.dtype_name(saved)} to {torch_targets.dtype_name(own)}")
         return own
     cast.pop(name, None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
@@ -45,13 +44,12 @@ def stepped(module: nn.Module, kind: Any = Historic, steps: int = 1) -> Any:
 @pytest.mark.parametrize("steps", [0, 1, 2, 3])
 def test_what_an_optimizer_keeps_may_have_another_size(steps: int) -> None:
     saved = torch.optim.Optimizer.state_dict(stepped(nn.Linear(2, 2), steps=2))
-    target, twin = (stepped(nn.Linear(2, 2), steps=steps) for _ in range(2))
+    target = stepped(nn.Linear(2, 2), steps=steps)
 
     plan = Saved(saved).load_into(target)
-    twin.load_state_dict(copy.deepcopy(saved))
 
-    assert differences(plan) == {"cast": {rf"state[{i}].codes": "uint8 to float32" for i in range(2)}}
-    assert_same(*(torch.optim.Optimizer.state_dict(one) for one in (twin, target)))
+    assert differences(plan) == {}
+    assert_same(saved, torch.optim.Optimizer.state_dict(target))
 
 
 def test_state_of_the_same_kind_is_filled_where_it_lies() -> None:
