@@ -40,6 +40,10 @@ def description(loader: Any) -> dict[str, Any]:
     sampler = getattr(loader, "sampler", None)
     if sampler is not None:
         found["sampler"] = type(sampler).__name__
+        # Samplers that compute their order from a seed do not draw it from the restored random states.
+        seed = getattr(sampler, "seed", None)
+        if isinstance(seed, int):
+            found["sampler_seed"] = seed
     return found
 
 

@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from ckstore import BadInput, CkstoreWarning, DoesNotFit, Store
-from ckstore.training import Conditions, capture, provenance, restore
+from ckstore.training import Conditions, ElasticSampler, capture, provenance, restore
 from ckstore.training.conditions import differences
 from tests.support.damage import flip
 from tests.support.look import directory_of
@@ -470,6 +470,26 @@ def test_each_rank_gets_its_own_random_states_and_one_more_is_told_that_it_has_n
     own = drawn[0].split("], [")[1]
     assert third.endswith(f"[{own}")
     assert "the checkpoint holds no random state of rank 2, only of 0, 1" in third
+
+
+@pytest.mark.parametrize("kind", [torch.utils.data.DistributedSampler, ElasticSampler])
+def test_another_seed_of_the_sampler_is_named(kind: Any, store: Store) -> None:
+    def loader(seed: int) -> Any:
+        numbers: Any = range(20)
+        ranks_of = {"num_replicas": 1} if kind is not ElasticSampler else {"world_size": 1}
+        return torch.utils.data.DataLoader(numbers, 2, sampler=kind(numbers, rank=0, seed=seed, **ranks_of))
+
+    store.save(capture(dataloader=loader(3)))
+
+    assert restore(store, dataloader=loader(3)).inexact == ()
+    sentence = "the data loader has another sampler seed: 9 now, 3 in the checkpoint"
+    assert restore(store, dataloader=loader(9)).inexact == (sentence,)
+
+
+def test_an_older_checkpoint_without_the_seed_of_its_sampler_is_not_named() -> None:
+    before, now = Conditions(dataloader={"class": "A"}), Conditions(dataloader={"class": "A", "sampler_seed": 3})
+
+    assert [*differences(before, now, rng=False)][1:] == []
 
 
 def test_importing_it_imports_no_torch() -> None:
