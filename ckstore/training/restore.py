@@ -199,7 +199,7 @@ def _restore_from(
         # Read only these names, and not, for example, the random states of other ranks.
         by_source = {name for name in ("rng", "dataloader") if type(target.get(name)) is dict}
         select = [f"{name}.{source}" if name in by_source else name for name in target]
-        cast = store.load_into(target, info, select=select).cast
+        cast = _load_into(store, target, info, select)
     if "scheduler" in restored and "optimizer" not in restored:
         _set_rates(wanted["scheduler"])
     if record["version"] == 1 and loader is not None:
@@ -229,6 +229,16 @@ def _restore_from(
     if inexact or replaced:
         warn(f"{info.name} restored, but: {'; '.join((*inexact, *replaced))}")
     return ResumeReport(info, restored, missing, unused, inexact, extra.state or {}, replaced)
+
+
+def _load_into(store: Store, target: dict[str, Any], info: CheckpointInfo, select: list[str]) -> Mapping[str, str]:
+    """Load these names, and return the converted values."""
+    try:
+        return store.load_into(target, info, select=select).cast
+    except DoesNotFit as error:
+        # The hint has arguments of `load_into` that `restore` does not have.
+        error.hint = f"store.load_into loads a part that differs: {error.hint}"
+        raise
 
 
 def _refuse_missing(info: CheckpointInfo, missing: tuple[str, ...], begun: dict[str, str], *, strict: bool) -> None:

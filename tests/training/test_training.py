@@ -492,6 +492,15 @@ def test_an_older_checkpoint_without_the_seed_of_its_sampler_is_not_named() -> N
     assert [*differences(before, now, rng=False)][1:] == []
 
 
+def test_advice_for_a_part_that_differs_is_for_a_load_that_takes_it(store: Store) -> None:
+    store.save(capture(torch.nn.Linear(2, 2)))
+
+    with pytest.raises(DoesNotFit, match="load_into loads a part that differs: strict=False loads what fits"):
+        restore(store, model=torch.nn.Linear(2, 3), strict=False)
+    with pytest.raises(DoesNotFit, match="load_into loads a part that differs: cast=True converts"):
+        restore(store, model=torch.nn.Linear(2, 2).half())
+
+
 def test_importing_it_imports_no_torch() -> None:
     code = "import sys, ckstore.training, ckstore.integrations; print([m for m in sys.modules if m in "
     code += "('torch', 'numpy', 'transformers', 'lightning', 'accelerate', 'deepspeed')])"
