@@ -23,7 +23,7 @@ from ckstore.training.generators import find_generators, has_only_generators, se
 from ckstore.training.hyperparameters import overwritten, settings_of
 from ckstore.training.loader import check_loader, description, first_private, place_misfit, reading, set_place
 from ckstore.training.newest import untried
-from ckstore.training.processes import own_key, world_size
+from ckstore.training.processes import gather, own_key, world_size
 from ckstore.training.rng import random_states, set_random_states
 
 
@@ -106,7 +106,8 @@ def restore(
 ) -> ResumeReport:
     """Load a captured state into the objects of a run, in place. Every rank must call this.
 
-    Names, shapes and dtypes are compared before any object is changed. Random states are set last.
+    Names, shapes and dtypes are compared before any object is changed. Random states are set last. If the ranks restore
+    different checkpoints, because one of them skipped a damaged checkpoint, the report of each rank says so.
 
     Args:
         store: The store.
@@ -200,6 +201,8 @@ def _restore_from(
         by_source = {name for name in ("rng", "dataloader") if type(target.get(name)) is dict}
         select = [f"{name}.{source}" if name in by_source else name for name in target]
         cast = _load_into(store, target, info, select)
+    # A rank may have skipped a checkpoint that is damaged only in the data of that rank, or on its node.
+    others = {rank: other for rank, other in gather(info).items() if other.id != info.id}
     if "scheduler" in restored and "optimizer" not in restored:
         _set_rates(wanted["scheduler"])
     if record["version"] == 1 and loader is not None:
@@ -219,6 +222,7 @@ def _restore_from(
     inexact = (
         *(f"the checkpoint holds no {name}" for name in missing),
         *(f"the checkpoint has a part {name}, which was not passed to restore" for name in unused),
+        *(f"rank {rank} restored {other.name}, and this rank {info.name}" for rank, other in others.items()),
         *differences(before, now, rng=rng),
         *(reading(loader, record["loader"], before.world_size, now.world_size) if resumes else ()),
         *random.differing,

@@ -472,6 +472,20 @@ def test_each_rank_gets_its_own_random_states_and_one_more_is_told_that_it_has_n
     assert "the checkpoint holds no random state of rank 2, only of 0, 1" in third
 
 
+def test_a_rank_that_restored_another_checkpoint_is_named_on_each_rank(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run()
+    infos = {0: store.save(capture(run.model), step=1), 1: store.save(capture(run.model), step=2)}
+    monkeypatch.setattr(importlib.import_module("ckstore.training.restore"), "gather", lambda own: infos | {0: own})
+
+    with pytest.warns(CkstoreWarning, match="rank 1 restored main@2, and this rank main@1"):
+        report = restore(store, 1, model=run.model)
+
+    assert report.inexact == ("rank 1 restored main@2, and this rank main@1",)
+    assert restore(store, 2, model=run.model).inexact == ()
+
+
 @pytest.mark.parametrize("kind", [torch.utils.data.DistributedSampler, ElasticSampler])
 def test_another_seed_of_the_sampler_is_named(kind: Any, store: Store) -> None:
     def loader(seed: int) -> Any:
