@@ -21,6 +21,9 @@ _NAMES = (
     "alpha",
     "rho",
     "centered",
+    *("decoupled_weight_decay", "momentum_decay", "lr_decay", "lambd", "t0", "etas", "step_sizes", "beta2_decay"),
+    *("ns_coefficients", "ns_steps", "adjust_lr_fn"),
+    *("max_iter", "max_eval", "tolerance_grad", "tolerance_change", "history_size", "line_search_fn"),
 )
 _CYCLED = {"betas", "momentum"}
 Settings = dict[str, list[dict[str, Any]]]

@@ -98,6 +98,32 @@ def test_of_several_optimizers_the_one_is_named(store: Store) -> None:
     )
 
 
+OTHER_SETTINGS: list[tuple[Any, str, Any]] = [
+    (torch.optim.Adam, "decoupled_weight_decay", True),  # as if the checkpoint was that of an AdamW
+    (torch.optim.NAdam, "momentum_decay", 0.1),
+    (torch.optim.Adagrad, "lr_decay", 0.1),
+    (torch.optim.ASGD, "lambd", 0.1),
+    (torch.optim.Rprop, "etas", (0.1, 1.3)),
+    (torch.optim.Adafactor, "beta2_decay", -0.5),
+    (torch.optim.LBFGS, "max_iter", 3),
+]
+
+
+@pytest.mark.parametrize("kind, name, value", OTHER_SETTINGS, ids=[kind.__name__ for kind, *_ in OTHER_SETTINGS])
+def test_settings_of_each_kind_of_optimizer_are_named(store: Store, kind: Any, name: str, value: Any) -> None:
+    saved, own = (kind([torch.nn.Parameter(torch.ones(2, 2))], lr=0.1) for _ in range(2))
+    if name not in own.param_groups[0]:
+        pytest.skip(f"{kind.__name__} of an older torch has no {name}")
+    given = own.param_groups[0][name]
+    saved.param_groups[0][name] = value
+    store.save(capture(optimizer=saved), 1)
+
+    report = restore(store, "latest", optimizer=own)
+
+    sentence = f"optimizer.param_groups[0][{name!r}] is {value!r} as in the checkpoint, your program gave {given!r}"
+    assert report.overwritten == (sentence,)
+
+
 def test_settings_of_a_framework_are_compared_where_the_checkpoint_has_them() -> None:
     now = Conditions(settings={"learning_rate": 3e-4, "optim": "adamw"})
     before = Conditions.from_json(
