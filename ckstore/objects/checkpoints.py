@@ -189,6 +189,11 @@ class Judgement(NamedTuple):
     touched: tuple[BlobRecord, ...] = ()  # blobs of the right size to which a program has written
     elsewhere: frozenset[str] = frozenset()  # digests of the blobs that are missing locally but are on a remote
 
+    @property
+    def is_local(self) -> bool:
+        """Whether no blob is only on a remote."""
+        return not self.elsewhere
+
 
 def judge_blobs(directory: StorePath, fd: int, manifest: Manifest) -> Judgement:
     """Check the blobs in a directory, which is open as `fd`, without reading data."""

@@ -49,18 +49,7 @@ def survey(layout: Layout) -> Survey:
 
 def _everything(layout: Layout) -> Iterator[tuple[str, os.stat_result]]:
     yield from _entries(layout.root)
-    for folder in (
-        layout.refs,
-        layout.pins,
-        layout.staging,
-        layout.trash,
-        layout.blobs,
-        layout.checkpoints,
-        layout.locks,
-        layout.remotes,
-        layout.quarantine,
-        layout.reserve,
-    ):
+    for folder in (*layout.directories, layout.locks, layout.downloads.parent):
         yield from _entries(folder)
     for name in trash.names_in(layout.blobs):
         yield from _entries(layout.blobs / name)

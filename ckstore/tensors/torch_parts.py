@@ -13,6 +13,7 @@ import torch
 from ckstore.errors import BadInput, CannotStore
 from ckstore.model.manifest.manifest import Node
 from ckstore.model.names import plain
+from ckstore.tensors.device.memory_space import beside
 from ckstore.tensors.named.safe_classes import find, is_allowed, name_of
 from ckstore.tensors.refusals import how_to_allow
 from ckstore.tensors.walks import with_others
@@ -73,13 +74,14 @@ def put_together(kind: str, tensors: Mapping[str, object], extra: Any, path: str
         if kind == "sparse_coo":
             shape, coalesced = extra
             indices, values = parts["indices"], parts["values"]
-            # Without the device, torch would use the default device of the program.
-            return torch.sparse_coo_tensor(
-                indices, values, shape, device=values.device, is_coalesced=bool(coalesced), check_invariants=True
-            )
+            with beside(values):
+                return torch.sparse_coo_tensor(
+                    indices, values, shape, is_coalesced=bool(coalesced), check_invariants=True
+                )
         if kind == "sparse_csr":
             crow, col, values = parts["crow_indices"], parts["col_indices"], parts["values"]
-            return torch.sparse_csr_tensor(crow, col, values, tuple(extra), device=values.device, check_invariants=True)
+            with beside(values):
+                return torch.sparse_csr_tensor(crow, col, values, tuple(extra), check_invariants=True)
         context, shape, strides = extra
         found = find(kind, path)
         if not _has_protocol(found):

@@ -7,6 +7,13 @@ from collections.abc import Sequence
 from typing import Any
 
 
+def in_host_memory() -> Any:
+    """Return a context in which torch makes tensors in host memory, whatever the default device of the program."""
+    import torch
+
+    return torch.device("cpu")
+
+
 def generators() -> Sequence[Any]:
     """Return the generators, or nothing before CUDA is initialized. torch must be imported."""
     found: Sequence[Any] = sys.modules["torch"].cuda.default_generators

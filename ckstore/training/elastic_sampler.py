@@ -103,9 +103,12 @@ class ElasticSampler:
             return range(count)
         import torch
 
-        # The default device of the program may be another one, which has other random numbers.
+        from ckstore.training.accelerator_generators import in_host_memory
+
         generator = torch.Generator("cpu").manual_seed(self.seed + self.epoch)
-        return torch.randperm(count, generator=generator, device="cpu").tolist()
+        # The default of the program may be other memory, with other random numbers.
+        with in_host_memory():
+            return torch.randperm(count, generator=generator).tolist()
 
     def _count(self) -> int:
         return self.dataset if isinstance(self.dataset, int) else len(self.dataset)

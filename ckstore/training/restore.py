@@ -202,7 +202,7 @@ def _restore_from(
         select = [f"{name}.{source}" if name in by_source else name for name in target]
         cast = _load_into(store, target, info, select)
     # A rank may have skipped a checkpoint that is damaged only in the data of that rank, or on its node.
-    others = {rank: other for rank, other in gather(info).items() if other.id != info.id}
+    others = {number: other for number, other in gather(info).items() if other.id != info.id}
     if "scheduler" in restored and "optimizer" not in restored:
         _set_rates(wanted["scheduler"])
     if record["version"] == 1 and loader is not None:
@@ -222,7 +222,7 @@ def _restore_from(
     inexact = (
         *(f"the checkpoint holds no {name}" for name in missing),
         *(f"the checkpoint has a part {name}, which was not passed to restore" for name in unused),
-        *(f"rank {rank} restored {other.name}, and this rank {info.name}" for rank, other in others.items()),
+        *(f"rank {number} restored {other.name}, and this rank {info.name}" for number, other in others.items()),
         *differences(before, now, rng=rng),
         *(reading(loader, record["loader"], before.world_size, now.world_size) if resumes else ()),
         *random.differing,

@@ -108,7 +108,7 @@ class _Compaction:
                     manifest = directory.manifest
                     # An evicted checkpoint has a plain manifest but no files, so it settles nothing. Other directories
                     # may have the same blobs in encoded form only.
-                    if judge_blobs(directory.lock.inside, directory.lock.fd, manifest).elsewhere:
+                    if not judge_blobs(directory.lock.inside, directory.lock.fd, manifest).is_local:
                         continue
                     self._orphans.note(manifest)
                     if key in shares:
