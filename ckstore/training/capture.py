@@ -83,7 +83,8 @@ def capture(
     held = {name: part for name, part in held.items() if not has_only_generators(part)}
     generators, is_whole = find_generators(searched)
     private = states_of(generators)
-    lost = [] if dataloader is None else [*losses(dataloader)]
+    own = [*held.values()]
+    lost = [] if dataloader is None else [*losses(dataloader, own)]
     if not is_whole:
         lost.append("the parts refer to too many objects, and not all were searched for random generators")
     for sentence in lost:
@@ -105,7 +106,7 @@ def capture(
         "missing": [name for name in PARTS if name not in searched],
         "extra": bool(extra),
         "ranks": sorted(of_all),
-        "loader": None if dataloader is None else {**place(dataloader), "stateful": is_stateful(dataloader)},
+        "loader": None if dataloader is None else {**place(dataloader, own), "stateful": is_stateful(dataloader)},
         "conditions": conditions.to_json(),
     }
     held["rng"] = by_key({number: state for number, (state, _) in of_all.items()})

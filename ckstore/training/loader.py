@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from types import GeneratorType
 from typing import Any
 
@@ -80,18 +80,24 @@ def begin(loader: Any) -> None:
         loader.state_dict()  # the next `iter` returns that iterator
 
 
-def place(loader: Any) -> dict[str, Any]:
+def place(loader: Any, parts: Collection[Any] = ()) -> dict[str, Any]:
     """Return the values that describe the position of a loader in addition to its ``state_dict()``, if it has one.
+
+    Args:
+        loader: The loader.
+        parts: The captured parts, which may include the sampler of the loader.
 
     Returns:
         ``epoch`` is the epoch of its sampler, or None. ``begun`` is whether the loader keeps an iterator. ``read`` is
-        the number of samples of the epoch that this rank has read, or 0 between two epochs or if unknown.
+        the number of samples of the epoch that this rank has read and may read again, or 0 between two epochs, if it is
+        unknown, or if the position is in `parts`.
     """
     epoch = getattr(getattr(loader, "sampler", None), "epoch", None)
+    batches = 0 if _is_placed_by(parts, loader) else _batches_read(loader)
     return {
         "epoch": epoch if isinstance(epoch, int) else None,
         "begun": _kept_iterator(loader) is not None,
-        "read": _batches_read(loader) * (getattr(loader, "batch_size", None) or 0),
+        "read": batches * (getattr(loader, "batch_size", None) or 0),
     }
 
 
@@ -174,8 +180,11 @@ def is_of_torchdata(loader: Any) -> bool:
     return _is_of(_TORCHDATA, "StatefulDataLoader", loader)
 
 
-def losses(loader: Any) -> Iterator[str]:
-    """Yield the aspects of a started data loader that cannot be captured, one sentence each, with the remedy."""
+def losses(loader: Any, parts: Collection[Any] = ()) -> Iterator[str]:
+    """Yield the aspects of a started data loader that cannot be captured, one sentence each, with the remedy.
+
+    `parts` are the captured parts, which may include the sampler of the loader.
+    """
     if _is_prepared(loader):
         yield (
             "the data loader was prepared by accelerate, which reads a batch ahead and counts epochs by itself; "
@@ -187,7 +196,8 @@ def losses(loader: Any) -> Iterator[str]:
         yield from _losses_of_nodes(loader)
     elif not is_stateful(loader):
         # A loader that is not of torch does not report its position.
-        if is_inside_epoch(loader) or not _is_of("torch.utils.data", "DataLoader", loader):
+        is_torch = _is_of("torch.utils.data", "DataLoader", loader)
+        if not is_torch or (is_inside_epoch(loader) and not _is_placed_by(parts, loader)):
             yield (
                 "the data loader does not save its position in the data, so a run that was saved inside an epoch "
                 f"resumes at the beginning of an epoch; save after the loop over it, or use {STATEFUL}"
@@ -253,6 +263,14 @@ def _has_persistent_workers(loader: Any) -> bool:
 def _kept_iterator(loader: Any) -> Any:
     """Return the iterator that a loader with persistent workers or of torchdata keeps, or None."""
     return getattr(loader, "_iterator", None)
+
+
+def _is_placed_by(parts: Collection[Any], loader: Any) -> bool:
+    """Whether one of `parts` is the sampler of a loader without a state, and has its position."""
+    sampler = getattr(loader, "sampler", None)
+    # Worker processes read ahead, so that the sampler is ahead of the batches that the loader has returned.
+    reads_ahead = getattr(loader, "num_workers", 0) > 0
+    return isinstance(sampler, ElasticSampler) and not reads_ahead and any(part is sampler for part in parts)
 
 
 def _draws_nothing(dataset: Any) -> bool:

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckstore import BadInput, Store
-from ckstore.training import ElasticSampler
+from ckstore.training import ElasticSampler, capture, restore
 from tests.support.stores import check_store
 
 WORLDS = st.lists(st.tuples(st.integers(1, 5), st.integers(0, 6)), max_size=6)
@@ -221,6 +221,26 @@ def test_a_place_holds_for_the_next_iterator_and_for_its_own_epoch() -> None:
     sampler.load_state_dict({"epoch": 1, "done": 4})
     sampler.set_epoch(2)
     assert [*sampler] == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.filterwarnings("ignore::ckstore.CkstoreWarning")
+def test_a_plain_loader_whose_sampler_is_a_part_continues_inside_an_epoch(tmp_path: Path) -> None:
+    def loader(seed: int) -> Any:
+        numbers: Any = range(20)
+        return torch.utils.data.DataLoader(numbers, 3, sampler=ElasticSampler(numbers, seed=seed))
+
+    mine, again = loader(1), loader(2)
+    batches = iter(mine)
+    next(batches)
+    with Store.init(tmp_path / "store") as store:
+        store.save(capture(dataloader=mine, sampler=mine.sampler), step=1)
+        store.save(capture(dataloader=mine), step=2)
+        rest = [batch.tolist() for batch in batches]
+        report = restore(store, 1, dataloader=again, sampler=again.sampler)
+
+        assert [batch.tolist() for batch in again] == rest
+        assert report.inexact == ()
+        assert "3 samples of the epoch will be read a second time" in restore(store, 2, dataloader=again).inexact
 
 
 def test_arguments_that_name_no_share_are_refused() -> None:
