@@ -13,9 +13,9 @@ import torch
 from ckstore.errors import BadInput, CannotStore
 from ckstore.model.manifest.manifest import Node
 from ckstore.model.names import plain
-from ckstore.tensors.device.memory_space import beside
 from ckstore.tensors.named.safe_classes import find, is_allowed, name_of
 from ckstore.tensors.refusals import how_to_allow
+from ckstore.tensors.torch_sources import beside
 from ckstore.tensors.walks import with_others
 
 

@@ -226,3 +226,8 @@ def version_of(tensor: torch.Tensor) -> int:
 def was_changed(watched: tuple[Watched, ...]) -> bool:
     """Whether torch counted a modification of one of these tensors."""
     return any(version_of(tensor) != version for tensor, version in watched)
+
+
+def beside(tensor: torch.Tensor) -> torch.device:
+    """Return a context in which torch makes tensors in the memory of `tensor`, whatever the default of the program."""
+    return tensor.device

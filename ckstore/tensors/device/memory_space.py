@@ -76,11 +76,6 @@ class DeviceSpace:
 DEVICES = DeviceSpace()
 
 
-def beside(tensor: torch.Tensor) -> torch.device:
-    """Return a context in which torch makes tensors in the memory of `tensor`, whatever the default of the program."""
-    return tensor.device
-
-
 def space_of(device: torch.device) -> DeviceSpace | None:
     """Return the memory space of a device, or None for host memory."""
     return DEVICES if device.type in streams.system.kinds else None

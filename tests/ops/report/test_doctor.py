@@ -143,7 +143,7 @@ def test_damage_a_lost_catalog_and_wrong_permissions_are_told(tmp_path: Path) ->
 
 @pytest.mark.parametrize("place", ["checkpoints/main", "reserve/space-0", "blobs", "refs"])
 def test_doctor_names_each_place_that_any_user_may_change(tmp_path: Path, place: str) -> None:
-    # In a run, anybody could rename and replace checkpoints.
+    # In a run, any user could rename and replace checkpoints.
     root = tmp_path / "store"
     with Store.init(root) as store:
         store.save(STATE, step=1)
