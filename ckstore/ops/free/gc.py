@@ -74,7 +74,10 @@ def prune(
     now: bool = False,
 ) -> GcReport:
     """Drop the checkpoints that a policy does not keep, then run `collect`. A dry run only reports the effect."""
-    plan = retain.part_of(policy, run) if isinstance(policy, RetentionPlan) else retain.plan_asked(context, policy, run)
+    if isinstance(policy, RetentionPlan):
+        plan = retain.part_of(context, policy, run)
+    else:
+        plan = retain.plan_asked(context, policy, run)
     if dry_run:
         if isinstance(policy, RetentionPlan):  # the plan was made earlier, so compare it with the store as it is now
             would = retain.carry_out(context, plan, dry_run=True)

@@ -16,6 +16,7 @@ from ckstore.model.settings.retention import Budget, RetentionPolicy
 from ckstore.model.settings.retention_plan import LACKS_METRIC, OVER_BUDGET, Candidate, PlanEntry, RetentionPlan, plan
 from ckstore.model.words import counted
 from ckstore.objects import reserve, trash
+from ckstore.objects.checkpoints import key_with_id
 from ckstore.objects.last_links import blobs_in
 from ckstore.objects.layout import BLOBS, OpenRuns
 from ckstore.ops.api_calls import describe_os_error
@@ -128,15 +129,22 @@ def plan_asked(context: Context, policy: RetentionPolicy | None, run: str | None
     return replace(made, notes=(*made.notes, note))
 
 
-def part_of(made: RetentionPlan, run: str | None) -> RetentionPlan:
-    """Return the part of a plan that concerns a run, or the whole plan without a run."""
-    if run is None:
-        return made
-    entries = tuple(entry for entry in made.entries if entry.run == run)
-    if not entries:
+def part_of(context: Context, made: RetentionPlan, run: str | None) -> RetentionPlan:
+    """Return the part of an earlier plan that concerns a run, or the whole plan without a run.
+
+    Checkpoints that were compacted or evicted since the plan was made are in other directories now.
+    """
+    entries = tuple(entry for entry in made.entries if run in (None, entry.run))
+    if not entries and run is not None:
         runs = ", ".join(sorted({entry.run for entry in made.entries})) or "no run"
         raise BadInput(f"the plan has no checkpoint of the run {run}, but of {runs}", hint="make a plan for this run")
-    return replace(made, entries=entries)
+    return replace(made, entries=tuple(_with_present_directory(context, entry) for entry in entries))
+
+
+def _with_present_directory(context: Context, entry: PlanEntry) -> PlanEntry:
+    info = entry.info
+    key = key_with_id(context.layout, info.run, info.step, info.id, context.of_step)
+    return entry if key is None else replace(entry, info=replace(info, directory=key.directory))
 
 
 def plan_drops(context: Context, policy: RetentionPolicy, run: str, *, own_only: bool = False) -> RetentionPlan:

@@ -634,6 +634,23 @@ def test_a_blob_that_nothing_can_encode_after_its_base_was_deleted_is_written_pl
     check_store(store.path)
 
 
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_a_retention_plan_is_carried_out_after_its_checkpoints_were_compacted(store: Store, dry_run: bool) -> None:
+    states = saved(store, 6)
+    policy = ckstore.RetentionPolicy(keep_last=4)
+    retention = store.prune(policy, dry_run=True).retention
+    assert retention is not None
+    store.compact(keep_newest=1)
+
+    done = store.prune(retention.plan, dry_run=dry_run).retention
+
+    assert done is not None
+    assert ([info.step for info in done.dropped], done.skipped) == ([0, 1], ())
+    kept = range(6) if dry_run else range(2, 6)
+    assert [info.step for info in store.checkpoints()] == [*kept]
+    assert all(same(store.load(step), states[step]) for step in kept)
+
+
 def test_a_checkpoint_that_is_deleted_after_it_was_listed_is_skipped(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
