@@ -165,6 +165,9 @@ def put_aside(layout: Layout, digest: str, names: Iterable[StorePath]) -> list[S
     Names in checkpoints remain until a good copy replaces them. After an error, some copies are in quarantine.
     """
     canonical = layout.blob(digest)
+    # A user may have removed the directory together with its files after opening this store.
+    if links.make_directory(layout.quarantine):
+        files.sync_directory(layout.root)
     made = []
     # Begin with the canonical name, so that saves cannot find the damaged blob if this process dies.
     for name in sorted(names, key=lambda name: name != canonical):

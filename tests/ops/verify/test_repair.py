@@ -105,6 +105,21 @@ def test_a_copy_that_is_right_in_memory_only_is_a_damaged_one(journaled_tmp_path
     assert_all_well(store)
 
 
+def test_a_repair_creates_the_quarantine_that_a_user_has_removed(shared: Store, tmp_path: Path) -> None:
+    shutil.copytree(shared.path, tmp_path / "backup")
+    for _ in range(2):
+        victim = blobs_by_size(shared, "a@1")[-1]
+        flip(victim, keep_time=True)
+
+        report = shared.verify(repair_from=tmp_path / "backup")
+
+        assert (report.ok, report.unrepaired) == (True, ())
+        assert len(os.listdir(shared.path / "quarantine")) == 1
+        shutil.rmtree(shared.path / "quarantine")  # after the user has inspected the file
+
+    assert_all_well(shared)
+
+
 def test_without_another_copy_the_damaged_one_is_put_aside_and_named(shared: Store) -> None:
     victim = blobs_by_size(shared, "a@1")[-1]
     flip(victim, keep_time=True)
