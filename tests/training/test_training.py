@@ -162,7 +162,7 @@ def test_a_tuple_with_plain_values_comes_back_in_the_report(store: Store) -> Non
     store.save(capture(meter=(torch.ones(2), 5), pair=(torch.ones(2), torch.nn.Linear(1, 1))))
     place, model = torch.zeros(2), torch.nn.Linear(1, 1)
 
-    with pytest.raises(BadInput, match="meter: nothing can be loaded into a tuple"):
+    with pytest.raises(BadInput, match="meter: nothing can be loaded into a value of type tuple"):
         restore(store, meter=(torch.zeros(2), 0), pair=(place, model))
     report = restore(store, pair=(place, model))
 
