@@ -317,6 +317,7 @@ def test_a_file_of_credentials_that_is_not_read_is_named_by_a_refusal(
 ) -> None:
     # The engine then asks the service of roles of the machine, whose error says nothing of the file.
     _with_token(monkeypatch, service, tmp_path)
+    monkeypatch.setitem(sys.modules, "boto3", None)
     monkeypatch.setitem(sys.modules, "obstore.auth.boto3", None)
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / ".aws").mkdir()

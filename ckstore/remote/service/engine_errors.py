@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import re
+from importlib.util import find_spec
 
 from ckstore.errors import RemoteDenied, RemoteError, RemoteFull, RemoteUnavailable
 from ckstore.model.words import printable
@@ -66,7 +66,7 @@ def credentials_hint(target: Target) -> str:
     unread = ""
     if target.scheme == "s3" and os.environ.get("AWS_ACCESS_KEY_ID"):
         files = ["AWS_ACCESS_KEY_ID"]
-    elif target.scheme == "s3" and has_aws_folder() and not _is_installed("obstore.auth.boto3"):
+    elif target.scheme == "s3" and has_aws_folder() and find_spec("boto3") is None:
         unread = "; ~/.aws is not read, since boto3 is not installed: pip install boto3"
     where = printable(f"in {' and '.join(files)}") if files else "in the environment, the profile or the role"
     return f"check the credentials of this process {where}; they are read again after each refusal{unread}"
@@ -75,14 +75,6 @@ def credentials_hint(target: Target) -> str:
 def has_aws_folder() -> bool:
     """Whether this user has the folder in which the tools of AWS keep credentials."""
     return os.path.exists(os.path.expanduser("~/.aws"))  # noqa: PTH110, PTH111
-
-
-def _is_installed(module: str) -> bool:
-    try:
-        importlib.import_module(module)
-    except ImportError:
-        return False
-    return True
 
 
 def scrubbed(text: str) -> str:
