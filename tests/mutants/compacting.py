@@ -14,7 +14,7 @@ COMPACTING = [
         "a blob of an evicted checkpoint does not count as a plain file",
         "compacted-with-evicted-files",
         "_Compaction._note_others",
-        "                    if judge_blobs(directory.lock.inside, directory.lock.fd, manifest).elsewhere:\n",
+        "                    if not judge_blobs(directory.lock.inside, directory.lock.fd, manifest).is_local:\n",
         "                    if False:\n",
         f"{_COMPACT}::test_after_an_eviction_the_other_checkpoints_are_compacted_again",
         "is missing or was changed",
