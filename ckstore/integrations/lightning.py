@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import torch
 from lightning.fabric.plugins import CheckpointIO, TorchCheckpointIO
 from lightning.pytorch.trainer.states import TrainerFn
 
@@ -311,7 +312,8 @@ class CkstoreCheckpointIO(CheckpointIO):
             self._compare(name, found)
             return found
         if _is_plain_state(Path(path)):
-            found = _OWN_FILES.load_checkpoint(Path(path), location, weights_only=True)
+            # Not by `TorchCheckpointIO`, which in Lightning 2.5 unpickles any file.
+            found = torch.load(path, location, weights_only=True)
             return found
         marker = read_marker(path)
         self._continues()

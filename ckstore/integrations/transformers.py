@@ -148,6 +148,7 @@ class CkstoreTrainerMixin:
         best = best_so_far(self._store(), self.ckstore_run, self.args, self.state)
         if isinstance(best, str):
             self.resumed_inexactly = (*self.resumed_inexactly, best)
+            self.state.best_model_checkpoint = None  # transformers 4 would load it at the end of the training
         elif best is not None:
             # The directory is written when the Trainer reads it, at the end of the training.
             self.state.best_model_checkpoint = str(_directory_of(self.args, best))
@@ -298,6 +299,8 @@ class CkstoreCallback(TrainerCallback):
             directory = _directory_of(args, best)
             once_for_all(lambda: _ensure_directory(self.store, best, directory))
             state.best_model_checkpoint = str(directory)
+        elif best is not None:
+            state.best_model_checkpoint = None  # as above
 
     def _begin(self, args: Any, state: Any) -> None:
         if not state.global_step:

@@ -19,6 +19,7 @@ from tests.support.damage import flip
 from tests.support.docblocks import blocks
 from tests.support.look import directory_of, files_of
 from tests.support.requirements import require_transformers
+from tests.support.torch_versions import has_argument
 
 ROOT = Path(__file__).parents[2]
 pytestmark = TRAINS
@@ -229,6 +230,10 @@ def test_every_rank_waits_for_the_best_checkpoint_also_one_that_sees_its_directo
 
 
 def test_the_save_on_sigterm_is_committed(tmp_path: Path) -> None:
+    from transformers import TrainingArguments
+
+    if not has_argument(TrainingArguments, "enable_jit_checkpoint"):
+        pytest.skip("transformers 4 does not save on SIGTERM")
     store = Store.init(tmp_path / "store")
     trainer = tiny_trainer.make(
         tiny_trainer.mixed(), tmp_path / "out", store, save_strategy="no", enable_jit_checkpoint=True
