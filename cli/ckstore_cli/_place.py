@@ -11,7 +11,9 @@ that store. Naming a store is consent, and so is listing it in CKSTORE_SAFE_DIRE
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
@@ -108,10 +110,15 @@ def _stores_in(directory: Path, environ: Mapping[str, str]) -> list[Path]:
 def _may_be_store(found: Path) -> bool:
     """Whether a path is a store, or a directory that this user may not read."""
     try:
-        return (found / MARK).is_file()
+        # Not `Path.is_file`, which hides a PermissionError from Python 3.14.
+        return stat.S_ISREG((found / MARK).stat().st_mode)
     except PermissionError:
         # The user learns that the directory is unreadable. It is not skipped in favour of a store further up.
         return os.path.lexists(found)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            return False
+        raise
 
 
 def _owner_unless_trusted(found: Path, environ: Mapping[str, str]) -> int | None:
