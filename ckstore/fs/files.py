@@ -34,7 +34,7 @@ _SPARSE_FROM_BYTES = 2**20
 DIRECT_FROM_BYTES = 2**20
 """Smaller blobs are written through the page cache, because direct writes gain little."""
 CANNOT_DIRECT = (errno.EINVAL, errno.EOPNOTSUPP)
-"""Errors which show that a file cannot be read or written past the page cache, or not with this alignment."""
+"""Errors which show that a file does not support direct reads and writes, or not with this alignment."""
 NO_SPACE = frozenset((errno.ENOSPC, errno.EDQUOT))
 """Errors of a full disk or an exhausted quota."""
 NO_MEANS = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR))
@@ -66,8 +66,8 @@ def opened(path: AnyPath, flags: int, mode: int = 0o600, *, dir_fd: int | None =
 
 def open_to_read(path: AnyPath, *, dir_fd: int | None = None, flags: int = 0) -> int:
     """Return a descriptor for reading. A symlink is not followed, and a pipe does not block."""
-    # If a process has a lease on the file, this call waits for its end. A lease of gc lasts some microseconds, and one
-    # of another program lasts at most the kernel's ``fs.lease-break-time``.
+    # If a process has a lease on the file, this call waits until the lease ends. A lease of gc lasts some microseconds,
+    # and one of another program lasts at most the kernel's ``fs.lease-break-time``.
     flags |= os.O_RDONLY | os.O_NOFOLLOW
     try:
         # Without O_NONBLOCK, a pipe that another user created at the path would block the process forever.
@@ -290,8 +290,8 @@ def allocate(path: AnyPath, nbytes: int) -> None:
 def has_room(directory: AnyPath, nbytes: int) -> bool:
     """Whether a file of `nbytes` bytes, and a few more files, can be created in a directory now.
 
-    The test creates files without names, because the filesystem does not report the space that a quota leaves. The
-    result is also True if the test fails for a reason other than space.
+    The test creates files, because the filesystem does not report the space that a quota leaves. They have no names, so
+    nothing remains. The result is also True if the test fails for a reason other than space.
     """
     with ExitStack() as made:
         try:

@@ -43,8 +43,8 @@ class HostView:
     The three properties currently have the same value. Each of them is for one kind of decision.
 
     Attributes:
-        other_hosts: Why other hosts may use the store, whose locks, open files and catalogs are not visible here. Empty
-            if no other host can use it.
+        other_hosts: The reason why other hosts may use the store. Their locks, open files and catalogs are not visible
+            here. Empty if no other host can use it.
         is_assumed: Whether `other_hosts` is only assumed, because the settings cannot be read. The store may be local.
     """
 
@@ -132,7 +132,7 @@ class Layout:
 
     @property
     def linked(self) -> tuple[StorePath, ...]:
-        """The directories in which `fs/host/probe` tests the operations that a store needs, from ``staging/``."""
+        """The directories to which a store links or renames files from ``staging/``, which `fs/host/probe` tests."""
         return self.blobs, self.checkpoints, self.trash, self.refs
 
     def outside(self, destination: str | os.PathLike[str]) -> Path:
@@ -178,7 +178,7 @@ class Layout:
                 }
         except (FileNotFoundError, NotADirectoryError):
             return set()
-        except PermissionError:  # the run itself is not accessible, which listing it has recorded
+        except PermissionError:  # the run itself is not accessible; its listing has recorded that
             return {*keys}
         for key in found:
             self.pass_over(self.checkpoint(key))

@@ -12,7 +12,7 @@ from ckstore.ops.pace import process_ends_in
 _came: set[int] = set()
 """The received signals. A handler changes this set, and may run between any two instructions of the program."""
 _GRACE_S = 20.0
-"""By default, Slurm and Kubernetes kill a process 30 s after SIGTERM, and Docker kills it after 10 s."""
+"""Slurm and Kubernetes kill a process 30 s after SIGTERM by default. Docker kills it after 10 s: pass less there."""
 
 
 def should_stop() -> bool:
@@ -21,10 +21,10 @@ def should_stop() -> bool:
 
 
 def stop_on_signals(*signals: int, grace_s: float = _GRACE_S) -> None:
-    """Handle these signals, or SIGTERM, by only setting the flag that `should_stop` returns.
+    """Handle these signals, or SIGTERM, by setting the flag that `should_stop` returns.
 
-    Saves after the signal are retried longer. After a transient storage failure or on a full disk, a save of this
-    process is retried until `grace_s` seconds after the signal, and no longer, unless the save has `try_for_s`.
+    After the signal, a save of this process that fails for a transient reason or on a full disk is retried until
+    `grace_s` seconds have passed. A save with its own `try_for_s` is retried for that time instead.
 
     Args:
         signals: The numbers of the signals. Without any, SIGTERM.

@@ -112,7 +112,7 @@ DURABILITY = [
         "N3 (",
     ),
     Mutant(
-        "the new parent first",
+        "the new parent is synced before the old one",
         "old-parent-synced-first",
         "publish.publish",
         _PARENTS,
@@ -121,7 +121,7 @@ DURABILITY = [
         "N4 (",
     ),
     Mutant(
-        "fsync by the process itself after another process renamed",
+        "this process syncs, although another process has renamed the checkpoint",
         "rename-of-others-trusted",
         "publish.publish",
         "        sync_parents(parents)\n",
@@ -184,7 +184,7 @@ DURABILITY = [
         "N2 (",
     ),
     Mutant(
-        "fsync of the directory before files that its document no longer names are deleted",
+        "files that a document no longer names are deleted only after the fsync of its directory",
         "leftovers-of-a-name-not-durable",
         "put_leftovers_away",
         "            files.sync_open_directory(lock.fd)\n            for name in _leftovers_in(path):\n",
@@ -392,7 +392,7 @@ DURABILITY = [
         "N2 (",
     ),
     Mutant(
-        "the new parent first, for a checkpoint that a draft was replacing when it died",
+        "the new parent is synced first, for a checkpoint whose replacement by a draft was killed",
         "half-replaced-synced-too-late",
         "draft_conversion._publish_replaced",
         "            for folder in (layout.checkpoints / key.run, layout.checkpoints, layout.staging):\n",
@@ -401,7 +401,7 @@ DURABILITY = [
         "N4 (",
     ),
     Mutant(
-        "fsync of trash/ before the next publication makes the removal of a former generation durable",
+        "trash/ is synced first, since the next publication makes the removal of a former generation durable",
         "former-generation-not-synced",
         "BaseCheckpoints._drop",
         "                files.sync_directory(self._context.layout.trash)\n",

@@ -93,7 +93,7 @@ A *guard* is a statement that keeps a rule of the [protocols](protocol.md). A *m
 `make mutants` removes one guard after another, and runs the test that must fail. It writes this page if every test
 failed for the expected reason. The mutants are defined in `tests/mutants/`.
 
-*Trace law* is `tests/faults/test_trace_law.py`, with the broken law and the act that breaks it.
+*Trace law* means that `tests/faults/test_trace_law.py` fails. The broken law and the act that breaks it follow.
 
 | Guard | Mutant | Caught by |
 | --- | --- | --- |

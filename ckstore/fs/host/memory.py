@@ -56,7 +56,7 @@ def left() -> Left | None:
 
 
 def _of_groups() -> Iterator[Left]:
-    """Yield the remaining memory in the control groups of this process and their parents, of both versions."""
+    """Yield the remaining memory of each control group of this process (version 1 or 2), and of each parent group."""
     own = [line.split(":", 2) for line in _read(_OWN_GROUPS).splitlines()]
     for root, mount, kind, options in _mounts():
         # On a host with both versions, only one of the two trees has the memory controller.
@@ -67,7 +67,7 @@ def _of_groups() -> Iterator[Left]:
         if not paths or (kind == "cgroup" and "memory" not in options.split(",")):
             continue
         path = paths[0]
-        # In a container, the mount shows a part of the tree, and the path of the group may be that on the host.
+        # In a container, the mount shows a part of the tree, and the group may have the path that the host sees.
         inner = f"{path}/".removeprefix(f"{root}/".replace("//", "/")) if f"{path}/".startswith(root) else ""
         names = [name for name in inner.split("/") if name]
         # The limits of all parent groups apply as well.

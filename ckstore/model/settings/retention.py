@@ -54,7 +54,7 @@ class RetentionPolicy:
         for name in _COUNTS:
             if getattr(self, name) is not None:
                 check_count(getattr(self, name), name)
-        # The class is frozen for callers. All readers see one form of this value.
+        # The class is frozen, so this is the only way to give all readers one form of this value.
         object.__setattr__(self, "keep_best", _bests(self.keep_best))
         if self.keep_within is not None:
             duration_s(self.keep_within, "keep_within")
@@ -62,7 +62,7 @@ class RetentionPolicy:
             object.__setattr__(self, "max_bytes", budget.max_bytes)
             object.__setattr__(self, "low_bytes", budget.low_bytes)
         elif self.low_bytes is not None:
-            raise BadInput(f"low_bytes needs a max_bytes above it, got only low_bytes={shown(self.low_bytes)}")
+            raise BadInput(f"low_bytes needs a max_bytes, got only low_bytes={shown(self.low_bytes)}")
         if not self.to_json():
             raise BadInput(
                 "a retention policy must have a rule, got none: it would keep nothing",

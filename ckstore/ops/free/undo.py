@@ -38,7 +38,7 @@ _CATALOG_TIMEOUT_S = 5.0
 def waiting(context: Context, step: int | None = None) -> tuple[Waiting, ...]:
     """Return the dropped checkpoints that can be restored, the last dropped first.
 
-    Each has the number of bytes that purging it would free if those that expire earlier were purged before. If one now
+    Each has the number of bytes that purging it would free after those that expire earlier were purged. If one now
     lacks a blob, it has a ``problem``. With `step`, only checkpoints of that step are inspected, so that restoring one
     of thousands need not read all of them.
     """
@@ -129,7 +129,7 @@ def undo(context: Context, ref: str | SupportsIndex | CheckpointInfo) -> Checkpo
     if found is None:  # another process dropped it again
         raise _freed(chosen)
     if found.superseded:
-        warn(f"{chosen.ref} has a newer checkpoint. {short_id(found.id)} names the restored one; tag it to keep it")
+        warn(f"{chosen.ref} names a newer checkpoint. {short_id(found.id)} names the restored one; tag it to keep it")
     return found
 
 
@@ -170,4 +170,4 @@ def _whole_first(found: Iterable[Waiting]) -> list[Waiting]:
 
 
 def _freed(chosen: Waiting) -> NoSuchRef:
-    return NoSuchRef(f"{chosen.ref} is being freed by gc, or was restored by another process")
+    return NoSuchRef(f"{chosen.ref} is being freed by gc, or another process has restored or dropped it")

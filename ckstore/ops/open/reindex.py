@@ -79,7 +79,7 @@ def _relink(context: Context, report: Callable[[int], None]) -> RelinkReport:
         places = sorted(key for key, _ in context.layout.published())
         for key in places:
             relinker.checkpoint(key)
-        if relinker.found_damage:  # in a second pass, use intact files that were found after a damaged one
+        if relinker.found_damage:  # the only intact copy may have come after the damaged ones
             for key in places:
                 relinker.checkpoint(key)
     except BaseException:

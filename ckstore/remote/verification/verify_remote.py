@@ -56,7 +56,7 @@ class RemoteVerification:
         self._mutex = threading.Lock()
         self._checkpoint_count = self._read_count = self._checked_bytes = 0
         self._users: defaultdict[BlobRecord, list[Place]] = defaultdict(list)  # blob -> checkpoints that need it
-        # By their digests, the blobs that were read: those that are intact, and those with other bytes.
+        # digest -> a blob that was read. `_verified` has the intact ones, and `_damaged` those with other bytes.
         self._verified: dict[str, ObjectEntry] = {}
         self._damaged: dict[str, ObjectEntry] = {}
         self._damage: dict[str, RemoteDamage] = {}  # key of the object -> its problem
@@ -115,7 +115,8 @@ class RemoteVerification:
                 continue
             if is_evicted:
                 do = "restore the objects of the remote from a backup, or delete the checkpoint"
-                self._note("missing", place.manifest, f"{name} has the only copy, and does not list it", [place], do)
+                what = f"{name} should have the only copy, but does not list it"
+                self._note("missing", place.manifest, what, [place], do)
             # Without a deletion mark, neither a policy nor a user deleted it, so it is missing.
             elif place.dropped not in documents:
                 told = f"the checkpoint was pushed to {name}, which does not list it"
@@ -230,7 +231,7 @@ class RemoteVerification:
     # ------------------------------------------------------------------------------------- results
 
     def _existing(self, places: Iterable[Place]) -> set[Place]:
-        """Return the places that still exist. Another client may have deleted some, and pruned, since the listing."""
+        """Return the places that still exist. Since the listing, another client may have deleted some and pruned."""
         wanted = {*places}
         documents = {key for place in wanted for key in (place.manifest, place.dropped)}
         found, _ = look(self._remote.objects, documents, self._checkpoint_count)

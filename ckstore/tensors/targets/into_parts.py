@@ -1,7 +1,8 @@
 """Compare tensors that consist of other tensors with their parts in a checkpoint. Imported only for such tensors.
 
-A subclass with the same structure is filled in place. Other tensors, and those on the meta device, are only replaced
-with ``assign=True``, by the tensor of the checkpoint, as in torch's own `load_state_dict`.
+A subclass with the same structure is filled in place, and a sparse tensor with the same layout gets a copy. With
+``assign=True``, the tensor of the checkpoint replaces other tensors, and those on the meta device, as in torch's own
+`load_state_dict`. Without it, they do not fit.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ def plan_parts(comparison: Comparison, target: torch.Tensor, node: Node, name: s
 def _unlike(comparison: Comparison, target: Any, node: Node) -> str:
     """Return how the structure of a tensor differs from that in the checkpoint, or an empty text."""
     # Contexts are compared in their stored form, so that no comparison method of a foreign class is called.
-    apart = torch_parts.take_apart(target.detach())  # detached as in a state, as the context may have requires_grad
+    # The context may have requires_grad, which a saved state never has.
+    apart = torch_parts.take_apart(target.detach())
     if node[2] in SPARSE_KINDS or apart is None or apart.kind != node[2]:
         return ", which is of another class"
     walk = Walk()

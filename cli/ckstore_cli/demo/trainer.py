@@ -67,7 +67,7 @@ class Adapter(nn.Module):
 
 
 def read_text() -> Tensor:
-    """Return the first bytes of the source code of Python's standard library."""
+    """Return a text: the first bytes of some modules of Python's standard library."""
     folder = Path(sysconfig.get_paths()["stdlib"])
     text = bytearray().join(path.read_bytes() for path in sorted(folder.glob("[a-h]*.py")))
     if len(text) < TEXT_LEAST_BYTES:
@@ -87,7 +87,7 @@ def _bytes_of(value: Any) -> bytes:
         return f"{value.dtype} {tuple(value.shape)};".encode() + bits
     if hasattr(value, "state_dict"):
         return _bytes_of(value.state_dict())
-    if isinstance(value, dict | list | tuple):  # the size comes first, so that different values give different bytes
+    if isinstance(value, dict | list | tuple):  # the size comes first, so that nesting shows in the bytes
         head = f"{type(value).__name__ if isinstance(value, list) else 'items'} {len(value)};".encode()
         return head + b"".join(map(_bytes_of, value.items() if isinstance(value, dict) else value))
     return f"{type(value).__name__} {value!r};".encode()  # repr() keeps every bit of a float
@@ -126,7 +126,7 @@ def train(options: argparse.Namespace) -> None:
                 begun_s = time.perf_counter()
                 pending = store.save_async(state, step=step, metrics={"loss": loss.item()}, parent=parent)
                 waited = f"training waited {time.perf_counter() - begun_s:.2f} s"
-                info = pending.result(_SAVED_WITHIN_S)  # wait only for the printed sizes; other loops continue at once
+                info = pending.result(_SAVED_WITHIN_S)  # only to print the sizes; usual loops continue
                 new = f"{size_text(info.new_bytes):>8} of {size_text(info.logical_bytes)} new"
                 print(f"step {step:>4}   loss {loss.item():.3f}   {waited}, {new}", flush=True)
                 parent = None

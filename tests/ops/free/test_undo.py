@@ -172,7 +172,7 @@ def test_a_replaced_checkpoint_comes_back_and_is_superseded(kept: Store) -> None
     save(kept, 1, seed=2, if_exists="replace")
     second = kept.info(1)
     with pytest.warns(
-        CkstoreWarning, match=f"main@1 has a newer checkpoint. {short_id(first.id)} names the restored one"
+        CkstoreWarning, match=f"main@1 names a newer checkpoint. {short_id(first.id)} names the restored one"
     ):
         again = kept.undo("main@1")
 

@@ -1,7 +1,8 @@
 """Select the files of a model for `from_pretrained`, from a directory that a trainer wrote and from the user.
 
 A trainer writes files for resuming next to the model: optimizers, random states, its own state. These are recognized
-by name and are not selected. All other files belong to the model, since code and templates may have any name.
+by name and are not selected. All other files belong to the model, since code and templates may have any name. If the
+weights are in several formats, one is selected.
 """
 
 from __future__ import annotations

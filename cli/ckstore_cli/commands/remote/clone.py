@@ -24,8 +24,8 @@ def clone(frame: Frame, /, source: str, path: Path, remote: str, **place: str | 
     """Make a store in DIR that lists all checkpoints of a remote.
 
     The command does not download the data of checkpoints. Reads download the data
-    that they need, and ckstore pull downloads complete checkpoints. If DIR is such a
-    store, the command adds new checkpoints of the remote. URL is object storage, the
+    that they need, and ckstore pull downloads complete checkpoints. If DIR is already a
+    clone of this remote, the command adds new checkpoints. URL is object storage, the
     directory of a remote, or the directory of a store.
 
     \b

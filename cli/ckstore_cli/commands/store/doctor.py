@@ -28,8 +28,8 @@ def doctor(frame: Frame, leaks: bool) -> None:  # noqa: FBT001 - click's
     """Check a store and its filesystem, and show what to do about each problem.
 
     The command checks the filesystem, free space, features of the kernel,
-    libraries, leftovers of killed saves, pins, owners and permissions. It changes
-    nothing in the store. It tests hardlinks with temporary names.
+    libraries, leftovers of killed saves, pins, owners and permissions. It tests
+    hardlinks with temporary names, and changes nothing else in the store.
 
     With --leaks, the command lists the deleted files of any program that still use
     space. Their space becomes free when the programs close them. root sees all
