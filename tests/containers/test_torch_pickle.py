@@ -12,7 +12,7 @@ import time
 from collections import Counter, OrderedDict, defaultdict, deque
 from decimal import Decimal
 from fractions import Fraction
-from pathlib import Path
+from pathlib import Path, PosixPath
 from typing import Any, NoReturn
 
 import pytest
@@ -74,7 +74,7 @@ def test_other_values_are_known_by_the_name_of_their_class(protocol: int) -> Non
 
     here = __name__
     assert [one.description for one in found] == [
-        "pathlib.PosixPath",
+        f"{PosixPath.__module__}.PosixPath",  # pathlib, or pathlib._local in Python 3.13
         "decimal.Decimal",
         "fractions.Fraction",
         f"{here}.Foreign",
