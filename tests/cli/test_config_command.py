@@ -345,7 +345,7 @@ def test_all_comes_back_and_what_was_saved_again_is_superseded(run: Run, path: P
     lines = done.stdout.splitlines()
     assert lines[2] == "restored a@1"
     assert all(re.fullmatch(r"restored b@1 \(\w{10}, superseded\)", line) for line in lines[:2])
-    assert done.stderr.count("b@1 has a newer checkpoint") == 2
+    assert done.stderr.count("b@1 names a newer checkpoint") == 2
     with Store.open(path) as store:
         assert store.info("b@1").id == newest.id
         assert [info.superseded for info in store.checkpoints("b", superseded=True)] == [True, True, False]

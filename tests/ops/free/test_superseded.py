@@ -182,7 +182,7 @@ def test_what_gc_drops_of_them_waits_for_the_undo_of_rules(kept: Store, monkeypa
     assert listed(kept) == [newer.id]
     assert [one.id for one in kept.undoable()] == [older.id]
 
-    with pytest.warns(CkstoreWarning, match="has a newer checkpoint"):
+    with pytest.warns(CkstoreWarning, match="names a newer checkpoint"):
         kept.undo(older.id)
     kept.gc()
     assert listed(kept) == [older.id, newer.id]
@@ -289,7 +289,7 @@ def test_a_superseded_one_is_deleted_and_comes_back_by_its_id(kept: Store) -> No
     assert listed(kept) == [newer.id]
     assert [one.id for one in kept.undoable()] == [older.id]
 
-    with pytest.warns(CkstoreWarning, match="has a newer checkpoint"):
+    with pytest.warns(CkstoreWarning, match="names a newer checkpoint"):
         again = kept.undo(older)
 
     assert (again.id, again.superseded) == (older.id, True)

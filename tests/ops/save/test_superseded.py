@@ -414,7 +414,7 @@ def save_many(store: Store, state: Callable[[int], dict[str, Any]]) -> list[Chec
 
 
 @pytest.mark.usefixtures("one_digit")
-@pytest.mark.filterwarnings("ignore:main@1 has a newer checkpoint:ckstore.CkstoreWarning")
+@pytest.mark.filterwarnings("ignore:main@1 names a newer checkpoint:ckstore.CkstoreWarning")
 def test_checkpoints_whose_ids_begin_alike_have_longer_names(store: Store) -> None:
     saved = save_many(store, state)
     store.config.undo_by_hand_s = HOUR_S
