@@ -1324,7 +1324,7 @@ class Store:
                 converted to `dtype`.
             InUse: Another process publishes to the directory.
             NoSuchRef: After `timeout_s`, `ref` names no checkpoint, although the run has some. The iteration raises
-                this. Until then it waits, with one `CkstoreWarning`.
+                this. Before, it waits, with one `CkstoreWarning`.
             DamagedBlob, InsufficientSpace: The iteration raises these. The next call of ``next`` tries again. If the
                 version already appeared, it returns that version.
             MissingExtra: `zstandard` is not installed, or `torch`, which `dtype` needs.

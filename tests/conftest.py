@@ -74,7 +74,7 @@ _given = os.environ.get("PYTHONWARNINGS")
 os.environ["PYTHONWARNINGS"] = f"{f'{_given},' if _given else ''}ignore:a power cut may lose checkpoints in this store"
 
 
-# What torch before 2.13 says of its own calls, for one process without a group, and in `SequentialLR`.
+# Warnings of torch before 2.13 about its own calls, in one process without a group, and in `SequentialLR`.
 _WARNINGS_OF_OLD_TORCH = (
     "TypedStorage is deprecated",
     "torch.distributed is unavailable",

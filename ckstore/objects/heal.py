@@ -31,7 +31,7 @@ _FRESH = ".manifest-new"
 class Given(NamedTuple):
     """The result of replacing the copies of a blob."""
 
-    checkpoint_count: int  # how many checkpoints were changed
+    checkpoint_count: int  # how many published checkpoints were changed
     held: dict[CheckpointKey, InUse]  # checkpoints that another process had locked for too long
 
 
@@ -87,19 +87,28 @@ def relink_everywhere(
             return False
         return True
 
+    return change_everywhere(layout, lambda path, key: relink(path, needs=key in lacking))
+
+
+def change_everywhere(layout: Layout, change: Callable[[StorePath, CheckpointKey | None], bool]) -> Given:
+    """Change every checkpoint, published or in trash, by `change`, which returns whether it changed something.
+
+    It is called with the directory and the key of a checkpoint, or None for one in trash. If it raises `InUse`, the
+    checkpoint remains as it is.
+    """
     # Begin with the trash: a checkpoint that is restored meanwhile is then found among the published ones.
     for entry in trash.names_in(layout.trash):
         if trash.former_place(entry) is not None:
             with suppress(InUse):  # gc is deleting it
-                relink(layout.trash / entry)
-    changed = 0
+                change(layout.trash / entry, None)
+    count = 0
     held: dict[CheckpointKey, InUse] = {}
     for key, _ in layout.published():
         try:
-            changed += relink(layout.checkpoint(key), needs=key in lacking)
+            count += change(layout.checkpoint(key), key)
         except InUse as error:  # usually it is being deleted, and needs no repair
             held[key] = error
-    return Given(changed, held)
+    return Given(count, held)
 
 
 def _has_lost(path: StorePath, digest: str) -> bool:

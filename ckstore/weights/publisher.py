@@ -132,6 +132,7 @@ class WeightPublisher:
         try:
             with self._in_use:
                 while not self._closed:
+                    before = self._unresolved
                     if (version := self._publish()) is not None:
                         self._told = version.version
                         return version
@@ -141,6 +142,9 @@ class WeightPublisher:
                         if self._unresolved is not None:
                             raise self._unresolved
                         break
+                    if before is None and self._unresolved is not None:
+                        ref = self._options.ref
+                        warn(f"nothing is published to {self.path} until {ref} names a checkpoint: {self._unresolved}")
                     self._wait(again_s)
         finally:
             if self._closed:  # perhaps by another thread
@@ -179,8 +183,6 @@ class WeightPublisher:
         except NoSuchRef as error:
             # The ref may be wrong, or name a checkpoint later: `best:reward` after the first evaluation.
             if self._options.ref != "latest" and newest(self._context, self.run) is not None:
-                if self._unresolved is None:
-                    warn(f"nothing is published to {self.path} until {self._options.ref} names a checkpoint: {error}")
                 self._unresolved = error
             return None
         self._unresolved = None

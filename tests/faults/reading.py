@@ -85,7 +85,7 @@ def _publish(store: Store, out: Path) -> object:
     for step in (1, 2):
         with store.publish("main", out / "weights", ref=f"main@{step}", **names) as publisher:
             versions += [(version.id, version.is_full, version.reason) for version in publisher]
-    # There is none if the run was renamed or deleted meanwhile.
+    # The list is empty if another process has renamed or deleted the run.
     return versions, [load_file(path) for path in sorted(out.glob("weights/weight_v*/model.safetensors"))]
 
 

@@ -35,7 +35,10 @@ pytestmark = pytest.mark.skipif(
 
 def run(*words: object) -> subprocess.CompletedProcess[str]:
     """Run the reader beside its packages."""
-    shutil.copy(SOURCE / "reader.mjs", PACKAGES)
+    # Renamed, since node in another worker may be reading the file: of an empty one, it prints nothing.
+    fresh = PACKAGES / f"reader-{os.getpid()}.new"
+    shutil.copy(SOURCE / "reader.mjs", fresh)
+    fresh.replace(PACKAGES / "reader.mjs")
     command = ["node", str(PACKAGES / "reader.mjs"), *map(str, words)]
     return subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
 

@@ -74,7 +74,7 @@ SHARING = [
     Mutant(
         "a blob is also healed in checkpoints that can be restored",
         "trash-not-healed",
-        "relink_everywhere",
+        "change_everywhere",
         "        if trash.former_place(entry) is not None:\n",
         "        if False:\n",
         "tests/ops/free/test_undo.py::test_what_heals_a_blob_heals_it_where_it_waits_to_be_brought_back",

@@ -383,10 +383,7 @@ def test_a_ref_other_than_latest(store: Store, tmp_path: Path, base: Path) -> No
         store.save({"model": model(step)}, step, "policy", metrics={"reward": reward})
     (version,) = publish(store, out, base, ref="best:reward")
     assert version.step == 2
-    with (
-        pytest.raises(NoSuchRef, match="nonesuch"),
-        pytest.warns(CkstoreWarning, match="nothing is published to .*out until nonesuch names a checkpoint"),
-    ):
+    with pytest.raises(NoSuchRef, match="nonesuch"):  # and no warning, since it does not wait
         publish(store, out, base, ref="nonesuch")
     assert newest_version(out) == 1
 

@@ -199,7 +199,7 @@ def async_save(
 
 def _alone(call: Callable[..., object], is_alone: bool) -> dict[str, Any]:
     """Return the argument of a call of torch that says whether this process has no group."""
-    # torch 2.6 has no such argument. It looks for the group itself, and warns if there is none.
+    # torch 2.6 lacks this argument. It searches for the group itself, and warns without one.
     return {"no_dist": is_alone} if "no_dist" in signature(call).parameters else {}
 
 

@@ -139,7 +139,7 @@ class CkstoreWriter(StorageWriter):
             raise BadInput(msg, hint="omit it; store.save(state, ranks=Ranks(…)) needs no process group")
         self.close()
         self.info = None
-        # torch 2.6 does not pass the rank. With the writer alone, its group is that of all ranks.
+        # torch 2.6 does not pass the rank. A writer that is used without `save` belongs to the group of all ranks.
         own = rank_in() if self.rank is None else self.rank
         self._rank = kwargs.get("rank", own)
 

@@ -17,11 +17,10 @@ from ckstore.model.manifest.encoding import Encoding, encoding_of, render
 from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES, BlobRecord, Manifest
 from ckstore.model.manifest.parse import parse_manifest
 from ckstore.model.names import CheckpointKey
-from ckstore.objects import trash
 from ckstore.objects.checkpoints import CheckpointDirectory, manifest_in
 from ckstore.objects.documents import marks
 from ckstore.objects.encoded import encoding_at
-from ckstore.objects.heal import WAIT_S, Given, put_document, put_name
+from ckstore.objects.heal import WAIT_S, Given, change_everywhere, put_document, put_name
 from ckstore.objects.layout import BLOBS, MANIFEST, PLAIN
 from ckstore.objects.staging import Staging
 from ckstore.ops.context import Context
@@ -65,9 +64,8 @@ def put_plain(context: Context, file: str, plain: BlobRecord, good: StorePath, t
     Returns:
         How many checkpoints were changed, and which ones another process had locked for too long.
     """
-    layout = context.layout
 
-    def put(path: StorePath) -> bool:
+    def put(path: StorePath, key: CheckpointKey | None) -> bool:
         encoding = encoding_at(path)
         if encoding is None or _decoded_from(encoding, file) is None:
             return False
@@ -76,26 +74,12 @@ def put_plain(context: Context, file: str, plain: BlobRecord, good: StorePath, t
                 _put_plain(context, lock, file, plain, good, temporary)
         except FileNotFoundError:  # the checkpoint was deleted
             return False
+        if key is not None:
+            with suppress(CkstoreError):  # if this fails, the next opening of the store updates the catalog
+                reconcile_one(context, key, timeout_s=_CATALOG_TIMEOUT_S)
         return True
 
-    # Begin with the trash: a checkpoint that is restored meanwhile is then found among the published ones.
-    for entry in trash.names_in(layout.trash):
-        if trash.former_place(entry) is not None:
-            with suppress(InUse):  # gc is deleting it
-                put(layout.trash / entry)
-    count = 0
-    held: dict[CheckpointKey, InUse] = {}
-    for key, _ in layout.published():
-        try:
-            if not put(layout.checkpoint(key)):
-                continue
-        except InUse as error:  # usually the checkpoint is being deleted, and needs no repair
-            held[key] = error
-            continue
-        count += 1
-        with suppress(CkstoreError):  # if this fails, the next opening of the store updates the catalog
-            reconcile_one(context, key, timeout_s=_CATALOG_TIMEOUT_S)
-    return Given(count, held)
+    return change_everywhere(context.layout, put)
 
 
 def _put_plain(  # noqa: PLR0917 - a step of `put_plain`
