@@ -389,7 +389,7 @@ def test_checkpoints_replaced_by_a_pull_can_be_restored(store: Store, other: Sto
     assert same(other.load(1), wanted)
     assert [entry.id for entry in other.undoable()] == [mine.id]
 
-    with nullcontext() if newer == "here" else pytest.warns(CkstoreWarning, match="has a newer checkpoint"):
+    with nullcontext() if newer == "here" else pytest.warns(CkstoreWarning, match="names a newer checkpoint"):
         assert other.undo(mine.id).id == mine.id
     assert same(other.load(mine.id), state(5))
     report = other.pull(pulled.id, remote, if_exists="replace")
