@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any
 
 from ckstore.errors import BadInput
@@ -15,7 +16,7 @@ from ckstore.tensors.refusals import type_name
 from ckstore.training.conditions import Conditions
 from ckstore.training.generators import find_generators, has_only_generators, kind_of_generator, states_of
 from ckstore.training.loader import begin, check_loader, description, losses, place
-from ckstore.training.processes import by_key, gather, is_first, world_size
+from ckstore.training.processes import by_key, failing_together, gather, is_first, world_size
 from ckstore.training.rng import random_states
 
 VERSION = 2
@@ -42,8 +43,9 @@ def capture(
 ) -> dict[str, Any]:
     """Return the state of a run for `Store.save`. `restore` is its counterpart.
 
-    With several processes, every rank must call it, because it gathers the random states of all ranks. Only one rank
-    saves the result.
+    Save the result before the training continues: its tensors are those of the model and the optimizer, not copies,
+    whereas the random states and the position in the data are from the time of the call. With several processes, every
+    rank must call it, because it gathers the random states of all ranks. Only one rank saves the result.
 
     Args:
         model: A module, a dict of modules, or a state dict. Wrappers of `torch.compile` and
@@ -64,34 +66,36 @@ def capture(
     Raises:
         BadInput: A part has the name of another entry of the state or of an argument of `restore`, or accelerate
             prepared the data loader without `use_stateful_dataloader`.
+        RankFailed: With `rng`, it failed on another rank.
     """
-    # None means that the run has no such part, so scripts can always pass all parts.
-    parts = given_parts(parts)
-    given = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler, **parts}
-    values = {name: part for name, part in parts.items() if not loads_in_place(part)}
-    if taken := {"store", "ref", "strict"} & (parts.keys() - values.keys()):
-        raise BadInput(f"{min(taken)} is an argument of restore", hint="give this part another name")
-    if twice := {*(extra or {})} & values.keys():
-        raise BadInput(f"{min(twice)} is a part and also in extra", hint="give it once")
-    held = {name: unwrapped(part) for name, part in given.items() if part is not None and name not in values}
-    extra = {**(extra or {}), **values}
-    if dataloader is not None:
-        check_loader(dataloader)
-        begin(dataloader)
-    searched = {**held, **({} if dataloader is None else {"dataloader": dataloader})}
-    # Omit parts that are generators, because `states_of` returns the states of all generators.
-    held = {name: part for name, part in held.items() if not has_only_generators(part)}
-    generators, is_whole = find_generators(searched)
-    private = states_of(generators)
-    own = [*held.values()]
-    lost = [] if dataloader is None else [*losses(dataloader, own)]
-    if not is_whole:
-        lost.append("the parts refer to too many objects, and not all were searched for random generators")
-    for sentence in lost:
-        warn_once(sentence, f"a run that is resumed from this checkpoint will differ: {sentence}")
-    of_process = random_states() if rng else {}
-    mine = {**of_process, PRIVATE: private}
-    place_of_mine = dataloader.state_dict() if is_stateful(dataloader) else None
+    with failing_together("capture") if rng else nullcontext():
+        # None means that the run has no such part, so scripts can always pass all parts.
+        parts = given_parts(parts)
+        given = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler, **parts}
+        values = {name: part for name, part in parts.items() if not loads_in_place(part)}
+        if taken := {"store", "ref", "strict"} & (parts.keys() - values.keys()):
+            raise BadInput(f"{min(taken)} is an argument of restore", hint="give this part another name")
+        if twice := {*(extra or {})} & values.keys():
+            raise BadInput(f"{min(twice)} is a part and also in extra", hint="give it once")
+        held = {name: unwrapped(part) for name, part in given.items() if part is not None and name not in values}
+        extra = {**(extra or {}), **values}
+        if dataloader is not None:
+            check_loader(dataloader)
+            begin(dataloader)
+        searched = {**held, **({} if dataloader is None else {"dataloader": dataloader})}
+        # Omit parts that are generators, because `states_of` returns the states of all generators.
+        held = {name: part for name, part in held.items() if not has_only_generators(part)}
+        generators, is_whole = find_generators(searched)
+        private = states_of(generators)
+        own = [*held.values()]
+        lost = [] if dataloader is None else [*losses(dataloader, own)]
+        if not is_whole:
+            lost.append("the parts refer to too many objects, and not all were searched for random generators")
+        for sentence in lost:
+            warn_once(sentence, f"a run that is resumed from this checkpoint will differ: {sentence}")
+        of_process = random_states() if rng else {}
+        mine = {**of_process, PRIVATE: private}
+        place_of_mine = dataloader.state_dict() if is_stateful(dataloader) else None
     # One rank saves the states of all ranks. After a resume, each rank draws its own numbers and reads its own samples.
     of_all = gather((mine, place_of_mine)) if rng else {0: (mine, place_of_mine)}
     conditions = Conditions(

@@ -6,10 +6,12 @@ Other modules need not know how processes are numbered.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from ckstore.errors import CkstoreError
+from ckstore.errors import CkstoreError, RankFailed
 
 T = TypeVar("T")
 
@@ -39,14 +41,53 @@ def is_first() -> bool:
     return rank_and_world()[0] == 0
 
 
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """Gathered instead of the value of a rank on which a call failed.
+
+    Attributes:
+        act: The name of the call.
+        text: The error as text, because errors of other libraries need not be picklable.
+    """
+
+    act: str
+    text: str
+
+
 def gather(value: object) -> dict[int, Any]:
-    """Return the `value` of each rank, by rank. All ranks must call this."""
+    """Return the `value` of each rank, by rank. All ranks must call this.
+
+    Raises:
+        RankFailed: A rank raised an error in `failing_together` instead.
+    """
+    gathered = _gather(value)
+    failed = {rank: other for rank, other in gathered.items() if isinstance(other, _Failure)}
+    if failed:
+        errors = "; ".join(f"{failure.act} failed on rank {rank}: {failure.text}" for rank, failure in failed.items())
+        raise RankFailed(errors, hint="correct the cause on that rank, then repeat the call on all ranks")
+    return gathered
+
+
+def _gather(value: object) -> dict[int, Any]:
     group = _group()
     if group is None:
         return {0: value}
     gathered: list[Any] = [None] * group.get_world_size()
     group.all_gather_object(gathered, value)
     return dict(enumerate(gathered))
+
+
+@contextmanager
+def failing_together(act: str) -> Iterator[None]:
+    """Raise an error of the block also on the other ranks, which have reached the next `gather` or will reach it.
+
+    Without it, they would wait there until the timeout of their process group. All ranks must use this together.
+    """
+    try:
+        yield
+    except Exception as error:
+        _gather(_Failure(act, f"{type(error).__name__}: {error}"))
+        raise
 
 
 def own(values: Mapping[str, T]) -> T | None:

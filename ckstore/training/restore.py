@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ckstore.errors import BadInput, DamagedBlob, DoesNotFit, NoSuchRef
@@ -23,7 +23,7 @@ from ckstore.training.generators import find_generators, has_only_generators, se
 from ckstore.training.hyperparameters import overwritten, settings_of
 from ckstore.training.loader import check_loader, description, first_private, place_misfit, reading, set_place
 from ckstore.training.newest import untried
-from ckstore.training.processes import gather, own_key, world_size
+from ckstore.training.processes import failing_together, gather, own_key, world_size
 from ckstore.training.rng import random_states, set_random_states
 
 
@@ -107,7 +107,8 @@ def restore(
     """Load a captured state into the objects of a run, in place. Every rank must call this.
 
     Names, shapes and dtypes are compared before any object is changed. Random states are set last. If the ranks restore
-    different checkpoints, because one of them skipped a damaged checkpoint, the report of each rank says so.
+    different checkpoints, because one of them skipped a damaged checkpoint, the report of each rank says so. An
+    error on one rank becomes an error on all of them.
 
     Args:
         store: The store.
@@ -129,16 +130,33 @@ def restore(
         DoesNotFit: The checkpoint lacks a part, or a part differs from its object.
         DamagedBlob: Data is damaged. The objects may hold a part of the state. With ``latest-valid``, the previous
             checkpoint is then restored into them. If that one lacks one of the parts, `BadInput` is raised.
+        RankFailed: It failed on another rank. The objects of this rank may hold the state.
     """
-    if isinstance(store, str | os.PathLike | None):
-        raise BadInput(f"restore takes an open store, got {store!r}", hint="restore(Store.open(path), …)")
-    parts = given_parts(parts)
-    plain = next((name for name, part in parts.items() if not loads_in_place(part)), None)
-    if plain is not None:
-        msg = f"{plain}: nothing can be loaded into a value of type {type_name(type(parts[plain]))}"
-        raise BadInput(msg, hint=f'leave it out: restore(…).extra["{plain}"] has the captured value')
-    given = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler, **parts}
-    given = {name: part for name, part in given.items() if part is not None}
+    with failing_together("restore"):
+        if isinstance(store, str | os.PathLike | None):
+            raise BadInput(f"restore takes an open store, got {store!r}", hint="restore(Store.open(path), …)")
+        parts = given_parts(parts)
+        plain = next((name for name, part in parts.items() if not loads_in_place(part)), None)
+        if plain is not None:
+            msg = f"{plain}: nothing can be loaded into a value of type {type_name(type(parts[plain]))}"
+            raise BadInput(msg, hint=f'leave it out: restore(…).extra["{plain}"] has the captured value')
+        given = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler, **parts}
+        given = {name: part for name, part in given.items() if part is not None}
+        report = _restore(store, ref, given, dataloader, rng=rng, strict=strict)
+    info = report.info
+    # A rank may have skipped a checkpoint that is damaged only in the data of that rank, or on its node.
+    others = {rank: other for rank, other in gather(info).items() if other.id != info.id}
+    differing = (f"rank {rank} restored {other.name}, and this rank {info.name}" for rank, other in others.items())
+    report = replace(report, inexact=(*differing, *report.inexact))
+    if report.inexact or report.overwritten:
+        warn(f"{info.name} restored, but: {'; '.join((*report.inexact, *report.overwritten))}")
+    return report
+
+
+def _restore(
+    store: Store, ref: RefLike, given: dict[str, Any], dataloader: Any, *, rng: bool, strict: bool
+) -> ResumeReport:
+    """Restore on this rank."""
     wanted = {name: unwrapped(part) for name, part in given.items()}
     if dataloader is not None:
         check_loader(dataloader)
@@ -201,8 +219,6 @@ def _restore_from(
         by_source = {name for name in ("rng", "dataloader") if type(target.get(name)) is dict}
         select = [f"{name}.{source}" if name in by_source else name for name in target]
         cast = _load_into(store, target, info, select)
-    # A rank may have skipped a checkpoint that is damaged only in the data of that rank, or on its node.
-    others = {number: other for number, other in gather(info).items() if other.id != info.id}
     if "scheduler" in restored and "optimizer" not in restored:
         _set_rates(wanted["scheduler"])
     if record["version"] == 1 and loader is not None:
@@ -222,7 +238,6 @@ def _restore_from(
     inexact = (
         *(f"the checkpoint holds no {name}" for name in missing),
         *(f"the checkpoint has a part {name}, which was not passed to restore" for name in unused),
-        *(f"rank {number} restored {other.name}, and this rank {info.name}" for number, other in others.items()),
         *differences(before, now, rng=rng),
         *(reading(loader, record["loader"], before.world_size, now.world_size) if resumes else ()),
         *random.differing,
@@ -230,8 +245,6 @@ def _restore_from(
     )
     has_scheduler = wanted.get("scheduler") is not None
     replaced = tuple(overwritten(given, settings_of(parts.get("optimizer")), has_scheduler=has_scheduler))
-    if inexact or replaced:
-        warn(f"{info.name} restored, but: {'; '.join((*inexact, *replaced))}")
     return ResumeReport(info, restored, missing, unused, inexact, extra.state or {}, replaced)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import json
 import os
 import random
 import subprocess
@@ -414,10 +415,17 @@ def test_provenance_is_recorded_on_request(tmp_path: Path, store: Store) -> None
 
 
 _RANK = textwrap.dedent("""
-    import os, sys, random
+    import json, os, sys, random
+    from datetime import timedelta
     import torch, torch.distributed as dist
-    from ckstore import Store
+    from ckstore import CkstoreError, Store
     from ckstore.training import capture, restore
+
+    def failure_of(act):
+        try:
+            act()
+        except CkstoreError as error:
+            return f"{type(error).__name__}: {error}"
 
     class Loader:
         def __init__(self, at): self.at = at
@@ -425,7 +433,9 @@ _RANK = textwrap.dedent("""
         def load_state_dict(self, state): self.at = state["at"]
 
     folder, rank, world, act = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
-    dist.init_process_group("gloo", init_method=f"file://{folder}/{act}", rank=rank, world_size=world)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/{act}", rank=rank, world_size=world, timeout=timedelta(seconds=120)
+    )
     torch.manual_seed(rank)
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
     model.module.noise = noise = torch.Generator().manual_seed(10 + rank)
@@ -435,6 +445,14 @@ _RANK = textwrap.dedent("""
         if rank == 0:
             Store.init(f"{folder}/store").save(state)
         print([*(numbers.tolist() for numbers in drawn), rank + 5])
+    elif act == "fail":
+        store = Store.open(f"{folder}/store", readonly=True)
+        wanted = torch.nn.Linear(2, 3) if rank else model
+        print(json.dumps([
+            failure_of(lambda: capture(model=model, **{"ref": model} if rank else {})),
+            failure_of(lambda: restore(store, 0, model=wanted, strict=False)),
+            failure_of(lambda: restore(store, 7, model=wanted)),
+        ]))
     else:
         loader = Loader(0)
         report = restore(Store.open(f"{folder}/store", readonly=True), model=model, dataloader=loader)
@@ -454,6 +472,20 @@ def ranks(python: Path, folder: Path, world: int, act: str) -> list[str]:
     outputs = [process.communicate(timeout=240)[0].strip().rpartition("\n")[2] for process in running]
     assert [process.returncode for process in running] == [0] * world
     return outputs
+
+
+@pytest.mark.slow
+def test_a_call_that_fails_on_one_rank_fails_on_all(warm: Path, tmp_path: Path) -> None:
+    python = warm / "python"
+    ranks(python, tmp_path, 2, "save")
+    of_first, of_second = map(json.loads, ranks(python, tmp_path, 2, "fail"))
+
+    assert of_second[0].startswith("BadInput: ref is an argument of restore")
+    assert of_first[0].startswith("RankFailed: capture failed on rank 1: BadInput: ref is an argument of restore")
+    assert of_second[1].startswith("DoesNotFit: ")
+    assert of_first[1].startswith("RankFailed: restore failed on rank 1: DoesNotFit: ")
+    # Each rank has the error of its own call if it fails on all of them.
+    assert [failures[2].partition(":")[0] for failures in (of_first, of_second)] == ["NoSuchRef", "NoSuchRef"]
 
 
 @pytest.mark.slow
