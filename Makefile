@@ -25,6 +25,7 @@ PEERS := build/peers
 TRL := build/trl
 TRACKERS := build/trackers
 STATES := build/states
+TORCHTITAN := build/torchtitan
 REMOTE := build/remote
 RELEASE := build/release
 BIN := $(VENV)/bin
@@ -42,7 +43,7 @@ export OMP_NUM_THREADS := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test pytest shares lint format docs crash reliability endurance mutants soak odd bench bench-peers gpu-kit trl trackers javascript states remote matrix measures dist dist-check system-packages clean
+.PHONY: help venv demo test pytest shares lint format docs crash reliability endurance mutants soak odd bench bench-peers gpu-kit trl trackers torchtitan javascript states remote matrix measures dist dist-check system-packages clean
 .DELETE_ON_ERROR:
 
 help: ## Tell the targets
@@ -180,6 +181,16 @@ javascript: $(STAMP) ## The reader in JavaScript, tests/format/javascript, which
 	@mkdir -p build/javascript && cp tests/format/javascript/* build/javascript/
 	npm ci --silent --prefix build/javascript
 	$(BIN)/python -m pytest tests/format/test_javascript_reader.py $(PYTEST_ARGS)
+
+torchtitan: $(TORCHTITAN)/.installed ## Save and resume with the checkpoint manager of the real torchtitan on gloo ranks, in an environment of its own
+	$(TORCHTITAN)/bin/python -m pytest tests/integrations/test_torchtitan.py $(PYTEST_ARGS)
+
+$(TORCHTITAN)/.installed: $(STAMP)
+	$(BIN)/python -m venv --clear $(TORCHTITAN)
+	$(BIN)/python -c "import site, sysconfig; print('import site; site.addsitedir(' + repr(sysconfig.get_path('purelib')) + ')')" \
+		> $$($(TORCHTITAN)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/project.pth
+	$(TORCHTITAN)/bin/python -m pip --disable-pip-version-check install -q torchtitan==0.3.0
+	@touch $@
 
 states: $(STATES)/.installed ## The table of real states whole: also optimizers, modules and loaders of other packages, in an environment of its own
 	CKSTORE_CRASH=full $(STATES)/bin/python -m pytest tests/states $(PYTEST_ARGS)
