@@ -1,4 +1,4 @@
-"""Check out a checkpoint: write its files into a hidden directory next to the destination, and rename it into place.
+"""Check out a checkpoint: write its files to a hidden directory next to the destination, then rename that directory.
 
 Every byte is checked, even if data is shared with the store by reflink. Memory use is one chunk for each thread.
 """
@@ -30,8 +30,8 @@ from ckstore.ops.refs.find import AnyRef, read_checkpoint
 
 LinkMode = Literal["auto", "reflink", "hardlink", "copy"]
 
-# The maximum number of open blobs for each thread. A file of thousands of small tensors may have as many blobs, but a
-# process may have only 1,024 open descriptors.
+# The maximum number of open blobs for each thread. A file with thousands of small tensors can have thousands of blobs,
+# but a process can often have only 1,024 open descriptors.
 _OPEN_BLOBS = 16
 _MARGIN_BYTES = 2**20
 # The size of the parts in which data is written. Between two parts, Ctrl-C or an error of another thread can end the
@@ -51,7 +51,8 @@ def checkout(
     """Write the files of the checkpoint that `ref` names; see `ckstore.Store.checkout`."""
     if link not in ("auto", "reflink", "hardlink", "copy"):
         raise BadInput(f"link must be 'auto', 'reflink', 'hardlink' or 'copy', got {link!r}")
-    # Check this before the checkpoint is opened: a checkout into the store could overwrite the files that it reads.
+    # Refuse a destination inside the store before the checkpoint is opened, since the checkout could overwrite files
+    # that it reads.
     path = context.layout.outside(destination)
     write = partial(_checkout_open, destination=path, link=link, only=only, progress=progress)
     return read_checkpoint(context, ref, write)
@@ -72,7 +73,7 @@ def _checkout_open(
         storages = directory.manifest.storages
         sizes = {record.path: sum(storages[index].nbytes for index in record.storages) for record in records}
         # Check the space on the filesystem of the hidden directory before the first file is written, so that a checkout
-        # that does not fit does not fill the disk.
+        # that is too large does not fill the disk.
         _check_space(tree, sum(sizes.values()), len(records))
         writer = _Writer(directory, tree, link)
         for record in records:
@@ -81,10 +82,10 @@ def _checkout_open(
                 tree.make_directory(record.path, record.mode)
         with directory.reporting_damage():
             writer.write_all([record for record in records if record.kind == "file"], sizes, progress)
-        for record in records:  # create symlinks last, so that nothing is written through one
+        for record in records:  # create symlinks last, so that no file is written through a symlink
             if record.kind == "symlink":
                 tree.make_symlink(record.path, record.target)
-        # Set the innermost times first, since creating a file changes the time of its directory.
+        # Set the times after all files were created, since creating a file changes the time of its directory.
         for record in reversed(records):
             # A hardlink is the blob itself. If its time changed, every later save would treat the blob as damaged (D3).
             if record.mtime_ns is not None and record.path not in writer.hardlinked:
@@ -116,7 +117,7 @@ def _export(
 
 
 def _chosen(directory: CheckpointDirectory, only: Sequence[str] | None) -> list[FileRecord]:
-    """Return the records to write, each directory before its entries; the paths are checked again."""
+    """Return the records to write, each directory before its entries, after checking their paths again."""
     manifest = directory.manifest
     records = list(manifest.files)
     if only is not None:
@@ -135,7 +136,7 @@ def _chosen(directory: CheckpointDirectory, only: Sequence[str] | None) -> list[
                 wanted.add(path)
         records = [record for record in records if record.path in wanted]
     for record in records:
-        # The commit has checked the paths, but a manifest that was tampered with must not write outside the
+        # The commit has checked the paths, but a manifest that was tampered with must not cause a write outside the
         # destination.
         check_path(record.path, "the name of a committed file")
     return sorted(records, key=lambda record: record.path.split("/"))
@@ -156,11 +157,10 @@ def _check_space(tree: NewTree, nbytes: int, count: int) -> None:
 
 @contextmanager
 def _explaining_errors(destination: Path, checkpoint: str) -> Iterator[None]:
-    """Turn system errors into errors about the destination, except those about the checkpoint."""
+    """Convert system errors to errors about the destination, except errors about files of the checkpoint."""
     try:
         yield
     except OSError as error:
-        # An error about a file of the store is not about the destination.
         if str(error.filename).startswith(checkpoint):
             raise
         if error.errno in files.NO_SPACE:
@@ -171,7 +171,7 @@ def _explaining_errors(destination: Path, checkpoint: str) -> Iterator[None]:
 
 
 class _StoppedError(Exception):
-    """The call has ended, so the file is not finished."""
+    """Raised in a writing thread to leave its file unfinished, because the checkout is being aborted."""
 
 
 class _Writer:
@@ -200,7 +200,7 @@ class _Writer:
     def _write(self, record: FileRecord) -> None:
         extents = [e for storage in record.storages for e in self._directory.manifest.storages[storage].extents]
         try:
-            # Each file has its own reader, whose buffers must not be used by several threads.
+            # Each file has its own reader, since several threads must not share the buffers of a reader.
             with PieceReader(self._directory, open_blobs=_OPEN_BLOBS, before_each=self._check_going_on) as pieces:
                 # Hardlink only on request, since writing to the file would then change the blob in every checkpoint.
                 if self._link == "hardlink" and self._hardlinked(record, extents, pieces):
@@ -225,11 +225,11 @@ class _Writer:
             if is_linked:
                 with self._mutex:
                     self.shared_bytes += len(part.out)
-                # A clone does not move the offset of the descriptor, at which the next piece is written.
+                # A reflink does not move the offset of the descriptor, at which the next piece is written.
                 os.lseek(fd, at + len(part.out), os.SEEK_SET)
                 return
-            # `None` means that the piece does not end at a block border and must be copied. It is an error only if the
-            # filesystem refuses.
+            # `None` means that the piece is encoded or not aligned to blocks, and must be copied on any filesystem.
+            # `False` means that the filesystem refused, which is an error if the caller requires a reflink.
             if is_linked is False and self._link == "reflink":
                 msg = f"{self._tree.destination.parent} cannot share blocks with the store (reflink)"
                 raise UnsafePlace(
@@ -249,7 +249,7 @@ class _Writer:
         pieces.read(Part(extent, self._buffer(extent.length), record.path))
         try:
             self._tree.link_file(record.path, digest, dir_fd=self._directory.blobs.fd)
-        except (FileNotFoundError, NotADirectoryError):  # the blob is only on a remote, so its download is written
+        except (FileNotFoundError, NotADirectoryError):  # the blob is only on a remote, so downloaded bytes are written
             return False
         except OSError as error:
             # If the destination is on another filesystem, or the blob has too many links, the file is copied.

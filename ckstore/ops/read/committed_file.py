@@ -20,7 +20,7 @@ from ckstore.ops.read.regions import RegionReader
 
 
 class StoredFile:
-    """A file of an open checkpoint, in the form that `containers` reads. It must be used by one thread only."""
+    """A file of an open checkpoint, with the interface that `containers` needs. It must be used by one thread only."""
 
     def __init__(self, directory: CheckpointDirectory, record: FileRecord, *, verify: bool = True) -> None:
         self.directory = directory  # the checkpoint
@@ -28,14 +28,14 @@ class StoredFile:
         self._verify = verify
         sizes = [directory.manifest.storages[number].nbytes for number in record.storages]
         self._starts = list(accumulate(sizes, initial=0))
-        self.nbytes = self._starts[-1]  # its length
+        self.nbytes = self._starts[-1]  # the length of the file in bytes
         # Start and stop in the file -> the storage that holds these bytes.
         self.storages = dict(zip(pairwise(self._starts), record.storages, strict=True))
         self._last: RegionReader | None = None
 
     def read(self, offset: int, length: int) -> bytes:
-        """Return exactly these bytes."""
-        # Offsets come from the header of a container. An offset beyond the end means damage and not a short read.
+        """Return exactly `length` bytes from `offset`."""
+        # The caller computes ranges from the header of the file, so a range beyond the end of the file means damage.
         if offset + length > self.nbytes:
             msg = f"{self._record.path} has {self.nbytes} bytes, wanted those up to {offset + length}"
             raise DamagedBlob(msg, names=(self._record.path,))
@@ -44,7 +44,7 @@ class StoredFile:
         return bytes(out)
 
     def read_into(self, offset: int, out: memoryview) -> None:
-        """Fill `out` with the bytes from `offset`; the file must have that many."""
+        """Fill `out` with the bytes from `offset`. The file must be long enough."""
         done = 0
         while done < len(out):
             at = bisect_right(self._starts, offset + done) - 1
@@ -61,6 +61,7 @@ def find_file(manifest: Manifest, path: str) -> FileRecord:
     """Return the committed file at a path.
 
     Raises:
+        NoSuchRef: The checkpoint has no such path.
         CannotLoad: The path is a directory or a symlink.
     """
     name = manifest.name
@@ -78,7 +79,7 @@ def find_file(manifest: Manifest, path: str) -> FileRecord:
 
 
 def loadable(manifest: Manifest, most: int = 10) -> list[str]:
-    """Return the first few files of a checkpoint whose names suggest that they hold a state."""
+    """Return the paths of the first `most` files of a checkpoint whose names suggest that they hold a state."""
     return [file.path for file in manifest.files if file.kind == "file" and file.path.endswith(STATE_SUFFIXES)][:most]
 
 
@@ -88,9 +89,9 @@ BUFFER_BYTES = 2**20
 
 
 def file_record(manifest: Manifest, path: str) -> FileRecord:
-    """Return the file at a path of a checkpoint, following symlinks that stay in the checkpoint."""
+    """Return the file at a path of a checkpoint, following symlinks that point into the checkpoint."""
     records = {record.path: record for record in manifest.files}
-    # Resolve symlinks by the manifest and not by the filesystem, where the target may be outside the checkpoint.
+    # Resolve symlinks in the manifest and not in the filesystem, where the target may be outside the checkpoint.
     where = followed(records, path)
     record = None if where is None else records.get(where)
     if record is not None and record.kind == "file":
@@ -127,7 +128,7 @@ class CommittedFile(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Set the position, as `io.RawIOBase.seek`."""
+        """Set the position, like `io.RawIOBase.seek`."""
         self._check_open()
         bases = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self.nbytes}
         if whence not in bases or bases[whence] + offset < 0:
@@ -160,7 +161,7 @@ class CommittedFile(io.RawIOBase):
 
     def _read(self, start: int, out: memoryview) -> None:
         directory = self._here()
-        # After a fork, the checkpoint was opened again. Do not use the old directory, whose descriptors are closed.
+        # After a fork, the child opens the checkpoint again. The descriptors of the old directory are closed.
         if directory is not self._file.directory:
             self._file = StoredFile(directory, self._record)
         self._file.read_into(start, out)

@@ -1,4 +1,4 @@
-"""Find the pieces that two checkpoints have at the same place of the same tensor, and that need not be read again."""
+"""Compare two checkpoints piece by piece, so that a load into a filled target reads only the changed pieces."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from ckstore.model.manifest.manifest import Extent, LeafRecord, Manifest
 from ckstore.model.manifest.stored import OldPiece
 
 HeldExtents = dict[int, frozenset[int]]
-"""Storage of the newer checkpoint -> the starts of its extents that are equal in the older checkpoint."""
+"""Storage of the newer checkpoint -> the starts of the extents that are equal in the older checkpoint."""
 OldPieces = dict[int, dict[int, OldPiece]]
-"""Storage of the newer checkpoint -> start of a differing extent -> the piece of the older one at the same place.
+"""Storage of the newer checkpoint -> start of a differing extent -> the older checkpoint's piece at the same place.
 
-Both pieces have the same length.
+The older and the newer piece have the same length.
 """
 
 
 def unchanged(before: Manifest, after: Manifest, loaded: Collection[str] | None = None) -> HeldExtents:
     """Return the extents of `after` that a target loaded from `before` already holds.
 
-    The extents of a storage of tiles are the same parts of the tensor only if both tilings are equal.
+    Extents of a tiled storage are included only if both checkpoints have the same tiling.
     """
     found: HeldExtents = {}
     for storage, pairs in _pairs(before, after, loaded):
@@ -32,7 +32,7 @@ def unchanged(before: Manifest, after: Manifest, loaded: Collection[str] | None 
 
 
 def old_pieces(before: Manifest, after: Manifest, loaded: Collection[str] | None = None) -> OldPieces:
-    """Return the pieces that a target loaded from `before` holds where `after` has other bytes."""
+    """Return the older pieces that a target loaded from `before` holds at the places where `after` has other bytes."""
     return {
         storage: {
             at: OldPiece(old.piece, before.blobs[old.blob].digest, old.offset)
@@ -46,16 +46,16 @@ def old_pieces(before: Manifest, after: Manifest, loaded: Collection[str] | None
 def _pairs(
     before: Manifest, after: Manifest, loaded: Collection[str] | None
 ) -> Iterator[tuple[int, list[tuple[int, Extent, Extent]]]]:
-    """Yield storages of `after` with the extents for which `before` has an extent of equal start and length.
+    """Yield the comparable storages of `after`, each with its pairs of extents that have equal start and length.
 
-    For each such extent, its start, the extent of `before` and the extent of `after` are yielded. A storage is included
-    if all its leaves were in one storage of `before`, with the same names and layout, because a target with these
-    leaves then holds the bytes of that storage at the same places.
+    A pair consists of the start, the extent of `before` and the extent of `after`. A storage is comparable if one
+    storage of `before` held all its leaves, with the same names, layout and tiling. A target that was loaded from
+    `before` then holds the bytes of the older storage at the same places.
 
     Args:
         before: The manifest of the checkpoint that was loaded.
         after: The manifest of the checkpoint to load.
-        loaded: The names of the leaves of `before` that the target took. If None, all.
+        loaded: The names of the leaves of `before` that were loaded into the target. If None, all leaves.
     """
     old = {leaf.name: leaf for leaf in before.leaves if loaded is None or leaf.name in loaded}
     by_storage: dict[int, list[LeafRecord]] = defaultdict(list)
@@ -73,7 +73,7 @@ def _pairs(
 
 
 def _old_storage(old: Mapping[str, LeafRecord], leaves: list[LeafRecord]) -> int | None:
-    """Return the storage that held all the leaves in the same layout, or None."""
+    """Return the older storage that held all these leaves in the same layout, or None."""
     old_storage = {old[leaf.name].storage for leaf in leaves if leaf.name in old}
     # If the tensors were in several storages, their places have changed.
     if len(old_storage) != 1:

@@ -1,4 +1,4 @@
-"""Find the values of a checkpoint by their names in `torch.distributed.checkpoint` (DCP), and tensors by name."""
+"""Find values by their names in `torch.distributed.checkpoint` (DCP), and tensors by their names in the state."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ class StateValue:
 
 
 def entries_of(manifest: Manifest) -> dict[str, StateValue]:
-    """Return the values of a checkpoint by name: the names that it records, or the names from flattening its state."""
+    """Return the values of a checkpoint by their DCP names.
+
+    The names are recorded in the manifest. If they are not, they result from flattening the state.
+    """
     if manifest.dcp_values is not None:
         given = ((value.name, value.path, *_at(manifest.state, value.path)) for value in manifest.dcp_values)
     else:

@@ -40,7 +40,7 @@ class StoredSource(BytesSource):
 
 
 def places_of(found: FileValue, storages: Mapping[tuple[int, int], int]) -> dict[type, Place]:
-    """Return functions that convert the described values of a file to leaves and nodes of a state, by their type.
+    """Return, for each type of described value, the function that converts the value to a leaf or node of a state.
 
     Args:
         found: The value of the file.
@@ -51,7 +51,7 @@ def places_of(found: FileValue, storages: Mapping[tuple[int, int], int]) -> dict
         if view.kind:
             _unknown(Unknown(view.kind), path)
         reach_bytes = view.reach_bytes()
-        # Anyone may have written the pickle with the strides and sizes, so check them before any memory is read.
+        # The strides and sizes are from a pickle that anyone may have written, so check them before any memory is read.
         if reach_bytes is None:
             _refuse(path, f"a tensor of the shape {shown(view.shape)}")
         leaf = LeafRecord(path, "torch", view.dtype, view.shape, 0)
@@ -73,7 +73,7 @@ def places_of(found: FileValue, storages: Mapping[tuple[int, int], int]) -> dict
 
 
 def _check_storage(path: str, view: TensorView, reach_bytes: int, nbytes: int) -> None:
-    """Raise if a tensor exceeds its storage, or if the pickle has another size for the storage."""
+    """Raise if a tensor exceeds its storage, or if the pickle states another size for the storage."""
     if reach_bytes > nbytes:
         _refuse(path, f"a tensor that reaches to byte {reach_bytes} of a storage of {nbytes}")
     said = view.storage

@@ -21,7 +21,7 @@ Files = str | tuple[str | None, str | None] | None
 
 
 def diff(context: Context, before: AnyRef, after: AnyRef, *, values: bool, file: Files) -> Diff:
-    """Return the differences; see `ckstore.Store.diff`."""
+    """Return the differences between two checkpoints; see `ckstore.Store.diff`."""
     chunk_bytes = context.settings.chunk_bytes
     with ExitStack() as stack:
         first, second = (stack.enter_context(open_directory(context, ref)) for ref in (before, after))
@@ -36,7 +36,7 @@ def diff(context: Context, before: AnyRef, after: AnyRef, *, values: bool, file:
         if names[0] == names[1] and ids[0] != ids[1]:
             names = [f"{name} ({id})" for name, id in zip(names, ids, strict=True)]
         found = replace(found, before=_named(names[0], paths[0]), after=_named(names[1], paths[1]))
-        # Digests show which tensors differ. Values are read only to measure how much they differ.
+        # Digests show which tensors differ. Values are read only to measure the size of a difference.
         if not values:
             return found
         spelling = spellings_of(one.manifest, other.manifest)
@@ -47,7 +47,7 @@ def diff(context: Context, before: AnyRef, after: AnyRef, *, values: bool, file:
 
 
 def _paths(file: Files, directories: Sequence[CheckpointDirectory]) -> tuple[str | None, ...]:
-    """Return the file of each checkpoint to compare, or None for the whole checkpoint."""
+    """Return, for each checkpoint, the path of the file to compare, or None to compare the whole checkpoint."""
     if isinstance(file, tuple):
         if len(file) == len(directories):
             return file

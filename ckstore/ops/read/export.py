@@ -62,7 +62,7 @@ def check_shard(max_shard_bytes: int | str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ShardFile:
-    """One file of tensors: its name, its tensors, and their places."""
+    """One file of tensors: its name, its tensors, and their places in the file."""
 
     name: str
     leaves: tuple[LeafRecord, ...]
@@ -116,7 +116,7 @@ def export_open(
 
 
 def versions_left_out(plan: ExportPlan) -> tuple[str, ...]:
-    """Return a sentence for each attribute with torch's versions of modules, which no file can hold."""
+    """Return a sentence for each attribute with torch's versions of modules. An export cannot hold these attributes."""
     return tuple(
         f"{name or 'the state itself'}: the versions of modules that torch keeps in _metadata"
         for name in spelled(plan.values.torch_versions)
@@ -124,7 +124,11 @@ def versions_left_out(plan: ExportPlan) -> tuple[str, ...]:
 
 
 def shards_of(plan: ExportPlan, most_bytes: int | None, stem: str = "model") -> list[ShardFile]:
-    """Return the files for the tensors, each with at most `most_bytes` of tensors, or one file if None."""
+    """Return the files for the tensors.
+
+    Each file has at most `most_bytes` of tensors, or a single larger tensor. If `most_bytes` is None, there is one
+    file.
+    """
     if most_bytes is None:
         most_bytes = sum(tensor.nbytes for tensor in plan.tensors)
     cut = cut_shards([tensor.nbytes for tensor in plan.tensors], most_bytes)
@@ -142,7 +146,10 @@ def shards_of(plan: ExportPlan, most_bytes: int | None, stem: str = "model") -> 
 
 
 def index_of(shards: Sequence[ShardFile], tied: Mapping[str, str]) -> bytes:
-    """Return the index of several files. `tied` maps names that no file has to the names that they are tied to."""
+    """Return the index of several files.
+
+    `tied` maps the name of each tensor that is not written to the name of the tensor that it is tied to.
+    """
     weight_map = {tensor.name: shard.name for shard in shards for tensor in shard.tensors}
     return render_index(weight_map, sum(tensor.nbytes for shard in shards for tensor in shard.tensors), tied)
 
@@ -151,7 +158,7 @@ def index_of(shards: Sequence[ShardFile], tied: Mapping[str, str]) -> bytes:
 class TensorWork(Work):
     """Writes files of tensors, and ``state.json``."""
 
-    casts: CastTally | None = None  # counts the values out of the range of the dtype in which they are written
+    casts: CastTally | None = None  # counts the values that are out of range of the written dtype
 
     def shard(self, shard: ShardFile) -> ExportedFile:
         """Write a file of tensors."""
@@ -198,7 +205,10 @@ class TensorWork(Work):
         yield (text + "\n}\n").encode("ascii")
 
     def _by_place(self, leaves: tuple[LeafRecord, ...]) -> Iterator[int]:
-        """Yield the indexes of nonempty tensors by storage and offset. Before each, set the reader to the storage."""
+        """Yield the indexes of nonempty tensors, sorted by storage and offset.
+
+        Before an index is yielded, the reader is set to the storage of the tensor.
+        """
         storage = -1
         for i in sorted(range(len(leaves)), key=lambda i: (leaves[i].storage, leaves[i].offset)):
             if 0 in leaves[i].shape:

@@ -1,4 +1,4 @@
-"""Convert weights to another dtype while they are written, and count the values out of its range."""
+"""Convert weights to another dtype while they are written, and count the values that are out of its range."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ _UNCHANGED = {"bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uin
 class CastTally:
     """The values that were out of range when the weights of one published version were converted."""
 
-    dtype: WeightDtype | None  # of the weights; None if they are not converted
-    count: int = 0  # values out of its range
-    beyond: dict[str, str] = field(default_factory=dict)  # weights with such values -> the conversion, and how many
+    dtype: WeightDtype | None  # the dtype of the written weights; None if they are not converted
+    count: int = 0  # the number of values out of range
+    beyond: dict[str, str] = field(default_factory=dict)  # name of a weight -> the conversion, and how many values
 
     def add(self, name: str, cast: DtypeCast | None) -> None:
-        """Add a weight that was written."""
+        """Count the values of a written weight that were out of range."""
         if cast is not None and cast.beyond:
             self.count += cast.beyond
             self.beyond[name] = f"{cast.found} to {cast.wanted}, {beyond_text(cast.beyond)}"
 
 
 def cast_plan(plan: ExportPlan, dtype: WeightDtype | None) -> ExportPlan:
-    """Return the plan with its floating-point tensors in a dtype; unchanged for None.
+    """Return the plan with its floating-point tensors in `dtype`, or the unchanged plan if `dtype` is None.
 
     Raises:
-        BadInput: A tensor is neither of floating-point numbers of 16 bits or more, nor of integers or booleans.
+        BadInput: A tensor has a dtype other than integer, boolean, or floating-point of at least 16 bits.
     """
     if dtype is None:
         return plan
@@ -58,20 +58,20 @@ def cast_plan(plan: ExportPlan, dtype: WeightDtype | None) -> ExportPlan:
         elif found.torch in _UNCHANGED:
             tensors.append(tensor)
         else:
-            # Narrow numbers have their scales in other tensors, and a complex one would lose its imaginary part.
+            # The scales of narrower numbers are in other tensors, and complex numbers would lose their imaginary parts.
             msg = f"{plain(leaf.name)} has dtype {leaf.dtype}, which cannot be published as {dtype}"
             raise BadInput(msg, hint="leave dtype= out", command_hint="leave --dtype out")
     return replace(plan, tensors=tuple(tensors))
 
 
 def source_dtype(leaf: LeafRecord, tensor: TensorToWrite) -> str:
-    """Return the dtype of a leaf by its name in safetensors."""
+    """Return the safetensors name of the dtype of a leaf."""
     held = dtype_and_shape(leaf.kind, leaf.dtype, leaf.shape)
     return tensor.dtype if held is None else held[0]
 
 
 def cast_of(leaf: LeafRecord, tensor: TensorToWrite) -> DtypeCast | None:
-    """Return the conversion of a leaf to the tensor that is written; None if both have the same bytes."""
+    """Return the conversion of a leaf to the written tensor, or None if both have the same dtype."""
     found = source_dtype(leaf, tensor)
     if found == tensor.dtype:
         return None

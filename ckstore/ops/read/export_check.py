@@ -44,7 +44,7 @@ def verify_export(path: Path, progress: Progress | None) -> ExportCheck:
     sums = _read_sums(folder / sums_name, path)
     check = _Check(folder, progress)
     record: _Record | None = None
-    # The sums file may have been truncated, or rewritten by a tool, so a file without a sum must not count as intact.
+    # The sums file may have been truncated or rewritten by a tool, so a file without a sum must not count as intact.
     unsummed = [record_name] if record_name not in sums and (folder / record_name).exists() else []
     if record_name in sums and check.is_right(record_name, sums.pop(record_name), ()):
         record = _Record(folder / record_name)
@@ -91,7 +91,7 @@ def _read_sums(path: Path, export: Path) -> dict[str, str]:
 
 
 class _Record:
-    """The record of an export, which matched its sum."""
+    """The record of an export. The caller has compared the file with its sum."""
 
     def __init__(self, path: Path) -> None:
         data = files.read_file(foreign(path), most_bytes=_SUMS_MOST_BYTES)
@@ -107,7 +107,7 @@ class _Record:
                     (FileRegion(str(tensor), int(start), int(stop)), str(digest))
                     for tensor, start, stop, digest in file["regions"]
                 ]
-        except BadInput as error:  # this is caught before its base class `ValueError`
+        except BadInput as error:  # catch this before `ValueError`, which is its base class
             raise DamagedBlob(f"the record of the export is damaged: {error.message}", hint=_AGAIN) from error
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DamagedBlob(f"{path} is not a record of an export: {error!r}", hint=_AGAIN) from error
@@ -134,7 +134,7 @@ class _Check:
         self._progress = progress
 
     def is_right(self, name: str, sha256: str, regions: tuple[tuple[FileRegion, str], ...]) -> bool:
-        """Read a file; return whether it matches its sum, and otherwise record the regions that differ."""
+        """Return whether a file matches its sum. If not, record the damage with the names of the differing regions."""
         self.file_count += 1
         found = FileSum([region for region, _ in regions])
         try:

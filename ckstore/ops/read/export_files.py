@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from ckstore.tensors.dtype_cast import DtypeCast
 
 MARGIN_BYTES = 2**20
-_READ_BYTES = 2**20  # how much of a file one read returns
+_READ_BYTES = 2**20  # how many bytes of a file are read at once
 _ALGORITHM = ALGORITHMS["xxh3_128"]
 
 
@@ -86,7 +86,7 @@ def building(
 ) -> Iterator[tuple[NewTree, RangeReader]]:
     """Create a tree for `path`, or for one file of that name, and yield it with a reader of the checkpoint.
 
-    `beside` are the names of further files in the directory of that one file, which must not exist.
+    `beside` has the names of further files next to that one file. None of them may exist yet.
     """
     try:
         with NewTree.beside(path, one_file=one_file, others=beside) as tree:
@@ -112,7 +112,7 @@ def _check_space(tree: NewTree, needed_bytes: int) -> None:
 
 
 def write_runs(fd: int, start: int, runs: Runs, data: memoryview) -> WrittenPart:
-    """Write the data of the runs, which begin at `start` in the file."""
+    """Write data to the places of the runs, which are relative to `start` in the file."""
     digest = _ALGORITHM.digest(data)
     for i, run in enumerate(runs):
         files.write_at(fd, start + run, data[i * runs.nbytes : (i + 1) * runs.nbytes])
@@ -165,7 +165,7 @@ def whole_leaf(directory: CheckpointDirectory, reader: RangeReader, leaf: LeafRe
 
 
 def file_parts(fd: int, name: str, nbytes: int) -> Iterator[tuple[int, memoryview]]:
-    """Yield a file in parts from its beginning, each with its offset; a part is valid until the next one."""
+    """Yield a file in parts from its beginning, each with its offset. A part is valid until the next is requested."""
     buffer = memoryview(bytearray(min(_READ_BYTES, nbytes)))
     for at in range(0, nbytes, _READ_BYTES):
         out = buffer[: min(_READ_BYTES, nbytes - at)]
@@ -178,9 +178,9 @@ def _start(part: WrittenPart) -> int:
 
 
 def _in_file_order(parts: Iterable[tuple[WrittenPart, RunningDigest]]) -> Iterator[DigestSpan]:
-    """Yield the runs of parts in the order of the file. The parts are sorted by start.
+    """Yield the runs of parts in the order of the file.
 
-    Runs of parts with equal start may interleave.
+    The parts must be sorted by start. Runs of parts with equal start may interleave.
     """
     for _, group in groupby(parts, key=lambda pair: pair[0].start):
         yield from heapq.merge(*(_spans(part, digest) for part, digest in group), key=lambda span: span.start)
@@ -228,7 +228,8 @@ class Work:
         wanted = [(part, _ALGORITHM.start()) for part in sorted(parts, key=_start)]
         written = SpanDigests(_in_file_order(wanted))
         found = None if self.sums is None else FileSum(regions)
-        # Read in the order of the file, which SHA-256 needs, and not part by part: parts of strided tensors interleave.
+        # Read in the order of the file, which SHA-256 needs. The order of the parts differs from it, since parts of
+        # strided tensors interleave.
         for at, data in file_parts(fd, name, nbytes):
             written.add(at, data)
             if found is not None:
@@ -242,13 +243,13 @@ class Work:
             self.sums.add(name, nbytes, found, regions)
 
     def write_sums(self, names: tuple[str, str] = (RECORD_NAME, SUMS_NAME)) -> tuple[ExportedFile, ...]:
-        """Write the record of the export and then the sums of all its files, if they were requested."""
+        """If sums were requested, write the record of the export and then the sums of all its files."""
         if self.sums is None:
             return ()
         record, last = names
         directory = self.directory
         written = self.small(record, self.sums.record(directory.manifest.name, directory.manifest_id))
-        # The sums file has a sum for the record, which is a file of the export, but none for itself.
+        # The sums file includes the record, which is a file of the export, but not itself.
         about = (written, self.small(last, [self.sums.sums()]))
         if not self.sums.signs:
             return about

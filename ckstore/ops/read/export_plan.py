@@ -1,4 +1,4 @@
-"""Plan an export from the manifest: which tensors and values are written under which names. No data is read.
+"""Plan an export: the tensors and values to write, and their names. A plan needs only the manifest, and no data.
 
 Tensors keep the order of the state. If several tensors are the same view of the same memory, only the first is written,
 and the metadata names the others, as in safetensors' `save_model`.
@@ -26,7 +26,7 @@ UNHELD_MOST_BYTES = 64 * 2**10  # for tensors and arrays
 TEXT_MOST_BYTES = 16 * 2**20  # for bytes and strings
 _SHOWN = 5
 _NOT_AS_METADATA = ("format", "total_size")
-"""Keys with another meaning in the metadata of a file or of the index. A tied tensor of such a name is written."""
+"""Reserved keys in the metadata of a file or of the index. A tied tensor with such a name is written separately."""
 _LAST_PART = re.compile(r"(?:\\.|[^\\.])*\Z")
 _WILDCARD = re.compile(r"[*?]")
 
@@ -55,7 +55,7 @@ def plan_export(
 
     Raises:
         BadInput: Two tensors would have the same name, a value that safetensors cannot hold is too large for a JSON
-            file, or there is no prefix to strip. The message names them.
+            file, or there is no prefix to strip. The message names the values.
     """
     keep = as_filter(select)
     refuse_files(manifest)
@@ -115,7 +115,10 @@ def is_one_key(leaf: LeafRecord, name: str) -> bool:
 
 
 def strides_of(leaf: LeafRecord) -> tuple[int, ...] | None:
-    """Return the strides of a tensor, or None if it is row-major without gaps. Strides without effect are 0."""
+    """Return the strides of a tensor, or None if it is row-major without gaps.
+
+    The stride of a dimension of size 1 has no effect, and is returned as 0.
+    """
     if leaf.strides is None or 0 in leaf.shape:
         return None
     strides = _that_matter(leaf.shape, leaf.strides)

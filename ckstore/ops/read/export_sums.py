@@ -19,13 +19,13 @@ Sums = bool | Literal["model-signing"]
 SUMS_NAME = "SHA256SUMS"
 STATEMENT_NAME = "model.intoto.json"
 _SIGNATURE_NAME = "model.sig"
-# The model-signing tool also ignores these names when it signs a directory. In its verification, any other file without
-# a sum is an error.
+# The model-signing tool also ignores these names when it signs a directory. When it verifies a directory, any other
+# file without a sum is an error.
 _GIT_NAMES = (".git", ".gitattributes", ".github", ".gitignore")
 RECORD_NAME = "ckstore-export.json"
 RECORD_FORMAT = "ckstore-export"
 RECORD_VERSION = 1
-# The algorithm for regions, whose digests show where a file differs. Whether it differs is decided by SHA-256.
+# The algorithm for the digests of regions, which show where a file differs. SHA-256 decides whether the file differs.
 ALGORITHM = ALGORITHMS["xxh3_128"]
 
 
@@ -43,7 +43,7 @@ class FileRegion(NamedTuple):
 
 
 class DigestSpan(NamedTuple):
-    """A range of bytes in a file, and the running digest to which they are added."""
+    """A range of bytes in a file, and the running digest to which these bytes are added."""
 
     start: int
     stop: int
@@ -99,7 +99,7 @@ class ExportSums:
 
     @classmethod
     def asked_for(cls, sums: Sums) -> ExportSums | None:
-        """Return new sums, or None if the caller requests none."""
+        """Return a new object for the sums, or None if the caller requests no sums."""
         if sums not in (True, False, "model-signing"):
             raise BadInput(f"sums must be True, False or 'model-signing', got {sums!r}")
         return cls(signs=sums == "model-signing") if sums else None
@@ -129,7 +129,7 @@ class ExportSums:
         yield b"\n}\n}\n"
 
     def sums(self) -> bytes:
-        """Return the content of the sums file, as sha256sum writes and reads it."""
+        """Return the content of the sums file, in the format of ``sha256sum``."""
         lines = []
         for name, digest in self._sha256.items():
             escaped = name.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
@@ -138,9 +138,9 @@ class ExportSums:
         return b"".join(lines)
 
     def statement(self, model: str) -> bytes:
-        """Return the unsigned in-toto statement about all files so far, as OpenSSF's model-signing makes it.
+        """Return the unsigned in-toto statement about all files added so far, as OpenSSF's model-signing writes it.
 
-        Source: ``model_signing/_signing/signing.py`` of model-signing 1.1.1, `Payload`.
+        It follows the class `Payload` in ``model_signing/_signing/signing.py`` of model-signing 1.1.1.
         """
         files = sorted(self._sha256.items(), key=lambda item: PurePosixPath(item[0]))
         root = hashlib.sha256(b"".join(bytes.fromhex(digest) for _, digest in files)).hexdigest()

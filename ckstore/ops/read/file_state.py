@@ -1,8 +1,8 @@
 """Present a committed file as a saved state, so that all code that reads a saved state can also read the file.
 
-The manifest of this state is the one that saving the value of the file would create. Its tensors are in the blobs of
-the checkpoint. Long strings, bytes and NumPy arrays, which are in the pickle of the file, are put into a file in memory
-that serves as one more blob.
+The manifest of this state is the same as if the value of the file had been saved. The tensors remain in the blobs of
+the checkpoint. Long strings, bytes and NumPy arrays are copied from the pickle of the file to a file in memory, which
+serves as an additional blob.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ckstore.tensors.described import Most, TooMuchDescribed, capture_described
 # A pickle of a few kilobytes can describe billions of values. These limits keep a hostile file from filling the memory.
 _VALUES_MOST, _CHARS_MOST = 5_000_000, 2**28
 _CHARS_LEAST = 2**24
-_TIMES = 64  # the maximum number of values per byte of the pickle, in which two bytes can repeat a value
+_TIMES = 64  # the maximum number of values for each byte of the pickle; two bytes can repeat a container of values
 _ALIGN_BYTES = 64
 _SHOWN_MOST = 20
 _NAME_CHARS_SHOWN = 300
@@ -44,18 +44,18 @@ def state_of(
     verify: bool = True,
     can_select: bool = True,
 ) -> Iterator[CheckpointDirectory]:
-    """Yield an open checkpoint unchanged, or with `file`, a view of the state in this file.
+    """Yield a view of the state in a file of an open checkpoint, or the checkpoint itself if `file` is None.
 
     Args:
         directory: The checkpoint.
         file: The path of a committed file.
-        chunk_bytes: The size of chunks for values without a piece of their own.
-        keep: Which names the caller needs. It is no error if other values cannot be loaded.
+        chunk_bytes: The chunk size for the values that are copied to memory.
+        keep: A filter for the names that the caller needs. A value with another name may fail to load without an error.
         verify: Whether to check the bytes that are read from the file.
-        can_select: Whether the caller can skip values that cannot be loaded, so that the error can advise this.
+        can_select: Whether the user can exclude values with `select=`. If so, the error advises to do this.
 
     Raises:
-        CannotLoad: The file holds no state that can be loaded.
+        CannotLoad: The file holds no state, or a value that the caller needs cannot be loaded.
     """
     if file is None:
         yield directory
@@ -76,7 +76,7 @@ def state_of(
 
 
 class _FileView(CheckpointDirectory):
-    """An open checkpoint with the manifest of the state in one of its files, and with one more blob in memory."""
+    """An open checkpoint whose manifest describes the state in one of its files, with one additional blob in memory."""
 
     def __init__(self, directory: CheckpointDirectory) -> None:
         # The lock belongs to the caller's checkpoint, which must remain open when the view is closed.
@@ -86,8 +86,8 @@ class _FileView(CheckpointDirectory):
         self.rescue = directory.rescue
         self._in_memory: dict[str, int] = {}
         report_damage = directory.on_damage
-        # The mark of damage must name tensors of the checkpoint, so pass the checkpoint: the manifest of the view has
-        # other storages.
+        # The mark of damage must name tensors of the checkpoint. Therefore pass the checkpoint and not the view, whose
+        # manifest has other storages.
         if report_damage is not None:
             self.on_damage = lambda _, error: report_damage(directory, error)
 
@@ -124,7 +124,7 @@ def _view(
             captured, refused = capture_described(found.value, places_of(found, stored.storages), most)
         except (Refused, TooMuchDescribed) as error:
             raise CannotLoad(f"{path} of {name} cannot be loaded as a state: {error}", hint=_HINT, file=path) from error
-    # If one object cannot be loaded, the rest of the state is usable, so only the wanted values count.
+    # The rest of the state is usable even if some objects cannot be loaded, so only needed values cause an error.
     wanted = [error for error in refused if keep is None or keep(error.path)]
     if wanted:
         raise _cannot_load(path, name, wanted)
@@ -176,7 +176,7 @@ def _take(view: _FileView, captured: Captured, chunk_bytes: int) -> None:
 
 
 def _packed(source: ByteSource, data: bytearray, blob: int, chunk_bytes: int, algorithm: Algorithm) -> StorageRecord:
-    """Add the bytes of a value to `data`; return its storage, cut as a save would cut it."""
+    """Append the bytes of a value to `data`, and return its storage, cut into the chunks that a save would make."""
     extents = []
     for start in range(0, source.nbytes, chunk_bytes):
         part = source.view(start, min(start + chunk_bytes, source.nbytes))

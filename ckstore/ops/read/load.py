@@ -42,7 +42,10 @@ Select = str | Sequence[str] | Callable[[str], bool] | None
 
 
 def as_filter(select: Select, argument: str = "select") -> Callable[[str], bool] | None:
-    """Return `select` as a function of a name, or None if everything is selected; `argument` is for messages."""
+    """Return `select` as a function of a name, or None if everything is selected.
+
+    `argument` is the name of the argument in messages.
+    """
     if select is None or callable(select):
         return select
     try:
@@ -52,13 +55,13 @@ def as_filter(select: Select, argument: str = "select") -> Callable[[str], bool]
     globs = [glob for glob in given if isinstance(glob, str)]
     if len(globs) < len(given):
         raise BadInput(f"{argument} must be a glob, a list of globs or a function of a name, got {select!r}")
-    # Compare both spellings, since people write model.0.weight, but the state has model.0\.weight (docs/adr/0003).
+    # Compare both spellings, since users write model.0.weight for the name model.0\.weight (docs/adr/0003).
     return lambda name: any(_selects(glob, form) for glob in globs for form in {name, plain(name)})
 
 
 def _selects(glob: str, name: str) -> bool:
     below = name.startswith(glob) and name[len(glob) : len(glob) + 1] in (".", "[")
-    # Brackets are literal, since names contain them, such as layers[0].weight.
+    # Brackets are literal, since names such as layers[0].weight contain them.
     return name == glob or below or fnmatchcase(name, glob.replace("[", "[[]"))
 
 
@@ -75,7 +78,7 @@ class StatePart(ABC):
 
     @abstractmethod
     def of(self, state: object) -> object:
-        """Return the part of `state`, which was loaded with the filter."""
+        """Return the part of a state that was loaded with the filter that `names` returned."""
 
 
 def load(
@@ -107,7 +110,7 @@ def load(
                 max_bytes=max_bytes,
             )
         manifest = directory.manifest
-        # Loading only a few values without tensors does not make the checkpoint a parent.
+        # If only values without tensors are selected, the checkpoint does not become a parent.
         if select is None or needed_storages(manifest.state, manifest.leaves, as_filter(wanted)):
             continue_from(context, Parent.loaded(manifest, directory.manifest_id))
         return state if part is None else part.of(state)
@@ -133,15 +136,15 @@ def _source(
 
 def continue_from(context: Context, parent: Parent) -> None:
     """Make a loaded checkpoint the parent of the next save."""
-    # The key "" applies to the next save to any other run, so that a fine-tuning that saves to its own run gets the
-    # loaded checkpoint as parent.
+    # The key "" applies to the next save to any other run, so that a fine-tuning that saves to a run of its own gets
+    # the loaded checkpoint as its parent.
     parent = parent._replace(load=next_load())
     context.known.last_parents[parent.run] = context.known.last_parents[""] = parent
     context.notices.run_guessed = parent.run if context.notices.run_was_open else ""
 
 
 def lose_parents(context: Context) -> None:
-    """Make the next save have no parent, because a failed load has left parts of another checkpoint in its target."""
+    """Make the next save have no parent, since a failed load has left parts of another checkpoint in the target."""
     # The entries are not removed but lose their id, so that a background saver receives the change.
     lost = LOST._replace(load=next_load())
     context.known.last_parents.update(dict.fromkeys([*context.known.last_parents, ""], lost))
@@ -157,7 +160,7 @@ def load_open(
     progress: Progress | None = None,
     max_bytes: int | None = None,
 ) -> object:
-    """Return the state of an open checkpoint; `max_bytes` as for `ckstore.Store.load`."""
+    """Return the state of an open checkpoint. The arguments are those of `ckstore.Store.load`."""
     manifest = directory.manifest
     if manifest.files and not manifest.leaves:
         msg = f"{manifest.name} holds files, but no tensors that can be loaded by name"
@@ -166,7 +169,7 @@ def load_open(
         raise BadInput(msg, hint=f"file={near[0]!r} loads the state in that file; {hint}" if near else hint)
     keep = as_filter(select)
     needed = needed_storages(manifest.state, manifest.leaves, keep)
-    # An empty selection is an error only for globs, since it may be intended with a function.
+    # An empty selection is an error only for globs, since a function may select nothing on purpose.
     if not needed:
         check_selection(directory, select)
     # Create the sink first, so that an unusable location fails before gigabytes are read.
@@ -177,7 +180,7 @@ def load_open(
     if mmap:
         memories = map_memories(directory, needed, verify=verify)
     else:
-        # Read directly into the sink, so that host memory need not hold a second copy of the model.
+        # Read directly into the sink, so that host memory need not hold a copy of the model.
         memories = {} if sink is HOST else read_to_sink(directory, needed, sink, verify=verify, tally=tally)
         others = [index for index in needed if index not in memories]
         memories.update(read_memories(directory, others, verify=verify, tally=tally))
@@ -202,7 +205,8 @@ def check_selection(directory: CheckpointDirectory, select: Select, argument: st
 def map_memories(directory: CheckpointDirectory, storages: Iterable[int], *, verify: bool) -> dict[int, StorageMemory]:
     """Map storages copy-on-write, and read those that cannot be mapped.
 
-    With `verify`, every byte is read and checked now. Mapped bytes are not checked when they are used.
+    With `verify`, every byte is read and checked before the function returns. Mapped bytes are not checked when they
+    are used later.
     """
     names = names_of(directory)
     records = directory.manifest.storages
@@ -212,8 +216,8 @@ def map_memories(directory: CheckpointDirectory, storages: Iterable[int], *, ver
         maps = PieceMaps(directory)
         for i in sorted(storages, key=lambda i: (maps.place(records[i].extents), i)):
             view = None if records[i].tiling is not None else maps.map(records[i].extents, names.name(i))
-            # A storage cannot be mapped if it is encoded or does not begin at a page. If its bytes are already mapped,
-            # they are not mapped again, since the number of mappings of a process is limited.
+            # A storage is not mapped if it is encoded or damaged, if its pieces are not aligned to pages, or if its
+            # bytes in a pack are already mapped for another storage.
             if view is None:
                 to_read.append(i)
             else:
@@ -223,7 +227,7 @@ def map_memories(directory: CheckpointDirectory, storages: Iterable[int], *, ver
             to_read.append(i)  # reading the storage reports or repairs the damage
         decoded = [i for i in to_read if not all(has_file(directory, extent) for extent in records[i].extents)]
         nbytes = sum(records[i].nbytes for i in decoded)
-        # Do not warn about small tensors in an encoded old pack, which even a checkpoint that remains plain can have.
+        # Do not warn about small tensors in an old encoded pack, which even an uncompacted checkpoint can use.
         if nbytes >= _SAID_BYTES:
             tensors = counted(len(decoded), "storage")
             warn(

@@ -55,7 +55,7 @@ class LeafSummary:
         kind: ``torch``, ``numpy``, ``bytes`` or ``str``.
         dtype: Empty for bytes and str.
         shape: Sizes, outermost first.
-        nbytes: Bytes of its elements.
+        nbytes: Size of the elements in bytes.
     """
 
     name: str
@@ -72,7 +72,7 @@ class OpenCheckpoint:
     """A checkpoint that is open for reading, as a context manager. It is not deleted while it is open.
 
     A forked child opens the checkpoint again when it first reads from it. A process that unpickles this object opens
-    the checkpoint at once. Each process has its own open checkpoint, and closes it independently.
+    the checkpoint immediately. Each process has its own open checkpoint, and closes it independently.
 
     Attributes:
         info: The facts about the checkpoint.
@@ -94,8 +94,8 @@ class OpenCheckpoint:
         r"""Return the names of all tensors, arrays, and long bytes and strings, in the order of the state.
 
         A dot in a key is written without a backslash, unless two names would then be equal. If a tensor consists of
-        several tensors, as a sparse or a quantized one does, its own name is listed. Its parts can also be read by
-        name.
+        several tensors, such as a sparse or a quantized tensor, only its own name is listed. The parts can also be read
+        by name.
         """
         return BriefList(self._names.listed)
 
@@ -113,7 +113,9 @@ class OpenCheckpoint:
 
     @api_call
     def __getitem__(self, name: str) -> Any:
-        """Read one value; only its own pieces are read and checked. A name may be written without its backslashes.
+        """Read one value. Only the pieces of this value are read and checked.
+
+        The name may be written without its backslashes.
 
         Raises:
             NoSuchRef: No value has that name.
@@ -159,24 +161,24 @@ class OpenCheckpoint:
 
     @property
     def directory(self) -> Path:
-        """The path of its directory; a copy of this directory (``cp -r``) is a complete checkpoint."""
+        """The path of the checkpoint's directory. A copy of this directory (``cp -r``) is a complete checkpoint."""
         where = self._directory.path
         return where.path if isinstance(where, StorePath) else Path(where)
 
     @property
     def kept_bytes(self) -> int:
-        """The total size in bytes of the files with its blobs, plain or encoded. Other checkpoints may share them."""
+        """The total size in bytes of the blob files, plain or encoded. Other checkpoints may share these files."""
         return self._directory.manifest.kept_bytes
 
     @property
     def saved_bytes(self) -> int:
-        """The number of bytes by which compaction made its files smaller, or 0 if no blob is encoded."""
+        """The number of bytes by which compaction made the blob files smaller, or 0 if no blob is encoded."""
         manifest = self._directory.manifest
         return sum(blob.nbytes for blob in manifest.blobs) - manifest.kept_bytes
 
     @property
     def health(self) -> Health | None:
-        """The counts of values that are not finite, and the parts that change, or None if the save did not check."""
+        """The counts of values that are not finite, and the changes of each part, or None if the save did not check."""
         return self._directory.manifest.health
 
     def files(self) -> list[FileSummary]:
@@ -234,7 +236,7 @@ class OpenCheckpoint:
         return f"{named(plain(name))} of {self.info.name}"
 
     def _here(self) -> CheckpointDirectory:
-        """Return the directory as opened by this process. In a forked child, open it again.
+        """Return the directory that this process has opened. In a forked child, open the directory again first.
 
         Raises:
             NoSuchRef: The checkpoint was removed or replaced in the meantime.
@@ -246,11 +248,11 @@ class OpenCheckpoint:
             return held
         again = _again(held.path, self.info)
         again.on_damage, again.threads = held.on_damage, held.threads
-        # The function that downloads remote data reads through the directory that it was created for.
+        # The function that downloads remote data belongs to one directory, so create it again for the new one.
         if isinstance(held.fetch, partial):
             again.fetch = partial(held.fetch.func, again)
-        # If several threads open it again, one call of C code decides which directory is used. The other is closed,
-        # since its lock would never be released.
+        # If several threads open the checkpoint again, `setdefault` atomically decides which directory is used. The
+        # other directory is closed, since its lock would otherwise never be released.
         first = self._reopened.setdefault(held, again)
         if first is not again:
             again.close()
@@ -364,7 +366,7 @@ def open_path(path: Path, max_bytes: int | None = None) -> OpenCheckpoint:
 
 @contextmanager
 def _closed_by_an_error(directory: CheckpointDirectory) -> Iterator[None]:
-    """Close the directory if the block raises, since it would otherwise be locked as long as the error is kept."""
+    """Close the directory if the block raises, since it would otherwise remain locked as long as the error exists."""
     try:
         yield
     except BaseException:
@@ -388,7 +390,7 @@ def _again(path: AnyPath, info: CheckpointInfo) -> CheckpointDirectory:
     except FileNotFoundError as error:
         msg = f"{info.name} is no longer in {path}: it was removed since it was opened"
         raise NoSuchRef(msg, hint="keep it open in the process that opened it, or pin it") from error
-    # Compare the id, since another checkpoint may have replaced it at the same path.
+    # Compare the id, since another checkpoint may be at the same path now.
     if directory.manifest_id != info.id:
         directory.close()
         msg = f"{path} was replaced since {info.name} was opened there"
@@ -397,7 +399,7 @@ def _again(path: AnyPath, info: CheckpointInfo) -> CheckpointDirectory:
 
 
 def _now_at(path: AnyPath, info: CheckpointInfo) -> AnyPath:
-    """Return the current path of a checkpoint that was opened at `path`, from which compaction may have moved it."""
+    """Return the current path of a checkpoint that was opened at `path`. Compaction may have changed the path."""
     if not isinstance(path, StorePath) or path.parts[:1] != ("checkpoints",) or dirfd_stat.exists(path):
         return path
     layout = Layout(Path(path.top))
@@ -406,7 +408,7 @@ def _now_at(path: AnyPath, info: CheckpointInfo) -> AnyPath:
 
 
 def _info_of_open(directory: CheckpointDirectory) -> CheckpointInfo:
-    """Return the facts in an open checkpoint with its annotations; warn if these cannot be read."""
+    """Return the info of an open checkpoint with its annotations, and warn if the annotations cannot be read."""
     info = CheckpointInfo.of(directory.manifest, directory.manifest_id)
     try:
         found = read_annotations(directory.lock.inside)

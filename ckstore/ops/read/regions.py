@@ -1,4 +1,4 @@
-"""Read a part of a tensor: a block, or some of its row-major bytes, for any form of storage.
+"""Read a part of a tensor, either a block or a range of its row-major bytes, from a storage with or without tiles.
 
 A piece can only be checked as a whole. Therefore, if only a part of a piece is requested, the whole piece is read into
 separate memory. The last such piece is kept, since the next request often begins in the same piece.
@@ -18,9 +18,9 @@ from ckstore.model.manifest.tensor_cuts import Band, Block, Sizes, bands, flat_s
 from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.objects.pieces import Part, PieceReader
 
-# The maximum size of the rows that are read at once for a block of a large tensor: the same as the size of a chunk.
+# The maximum size of the rows that are read at once for a block of a large tensor. It equals the default chunk size.
 WINDOW_BYTES = 32 * 2**20
-RANGE_BYTES = 8 * 2**20  # how much of a storage is requested at once when all of it is read
+RANGE_BYTES = 8 * 2**20  # how many bytes are requested at once when a whole storage is read
 
 _start_of = attrgetter("start")
 
@@ -34,11 +34,11 @@ class RegionReader:
         storage: int,
         name: str,
         *,
-        verify: bool = True,  # check the pieces
-        pieces: PieceReader | None = None,  # reads the pieces; if None, each piece opens its blob
+        verify: bool = True,  # whether to check the pieces
+        pieces: PieceReader | None = None,  # the reader of the pieces; if None, the blob is opened for each piece
     ) -> None:
         self.storage = storage
-        self.read_bytes = 0  # how many bytes were read from blobs
+        self.read_bytes = 0  # the number of bytes that were read from blobs
         self._directory = directory
         self._record: StorageRecord = directory.manifest.storages[storage]
         self.name = name  # the name of the value in the storage, for messages
@@ -56,7 +56,7 @@ class RegionReader:
             shape: The shape of the tensor, with the last dimension in bytes.
             wanted: The block.
             out: The memory to fill.
-            held: The starts of pieces that `out` already holds, which are not read.
+            held: The starts of the pieces that `out` already holds. These pieces are not read.
         """
         if not wanted.nbytes:
             return
@@ -65,7 +65,7 @@ class RegionReader:
             self._block_of_tiles(tiling, wanted, out, held)
             return
         if tiling is not None:
-            held = ()  # the pieces are not in row-major order, so `held` cannot be used; `held_share` assumes the same
+            held = ()  # the pieces are not in row-major order, so `held` is ignored, and `held_share` returns "none"
         start = flat_start(shape, wanted)
         if start is not None:
             self.bytes(start, start + wanted.nbytes, out, held)
@@ -73,7 +73,7 @@ class RegionReader:
         self._block_of_rows(shape, wanted, out, held)
 
     def held_share(self, shape: Sizes, wanted: Block, held: Collection[int]) -> Literal["none", "some", "all"]:
-        """Return whether none, some or all of the pieces that `block` needs are among those that start at `held`."""
+        """Return whether none, some or all of the pieces that `block` needs start at a position in `held`."""
         tiling = self._record.tiling
         if tiling is not None and tiling.shape == shape:
             needed = {self._starts[at] for at, block in enumerate(tiling.blocks) if block.meet(wanted) is not None}
@@ -85,11 +85,14 @@ class RegionReader:
         return "none" if not found else "all" if len(found) == len(needed) else "some"
 
     def _pieces_in(self, start: int, stop: int) -> set[int]:
-        """Return the starts of the pieces with bytes from `start` to `stop`."""
+        """Return the starts of the pieces that overlap the bytes `start` to `stop`."""
         return {*self._starts[bisect_right(self._starts, start) - 1 : bisect_left(self._starts, stop)]}
 
     def bytes(self, start: int, stop: int, out: memoryview, held: Collection[int] = ()) -> None:
-        """Read the row-major bytes `start` to `stop` of the storage into `out`, except those of the pieces `held`."""
+        """Read the row-major bytes `start` to `stop` of the storage into `out`.
+
+        Pieces that start at a position in `held` are not read, unless the storage is tiled.
+        """
         if start == stop:
             return
         if self._record.tiling is not None:
@@ -112,7 +115,10 @@ class RegionReader:
             at += 1
 
     def _block_of_rows(self, shape: Sizes, wanted: Block, out: memoryview, held: Collection[int]) -> None:
-        """Read whole rows of the outermost dimension of which the block has several, in windows, and copy the block."""
+        """Read whole rows in windows, and copy the block from each window.
+
+        The rows are those of the outermost dimension in which the size of the block is not 1.
+        """
         from ckstore.tensors.numpy_leaves import copy_common
 
         dim = next(i for i, size in enumerate(wanted.sizes) if size != 1)
@@ -125,7 +131,7 @@ class RegionReader:
         for row in range(first, first + count, rows_at_once):
             rows = min(rows_at_once, first + count - row)
             at = before + row * row_bytes
-            # Skip a window only if all of its pieces are held, since it is copied as one block.
+            # Skip a window only if all of its pieces are held, since a window is copied as one block.
             if self._pieces_in(at, at + rows * row_bytes).issubset(held):
                 continue
             window = memoryview(bytearray(rows * row_bytes))
@@ -172,7 +178,7 @@ class RegionReader:
         return band.start * row_bytes, (band.start + band.rows) * row_bytes
 
     def _piece(self, at: int) -> memoryview:
-        """Return a piece, after reading it unless it is the one that was read last."""
+        """Return a piece, and read it unless it is the piece that was read last."""
         if self._kept[0] != at:
             data = memoryview(bytearray(self._record.extents[at].length))
             self._read(self._record.extents[at], data)
@@ -213,13 +219,13 @@ class RangeReader:
         """Return the bytes `start` to `stop` of the storage, valid until the next call.
 
         Raises:
-            DamagedBlob: A piece is damaged or missing. The message has `name`.
+            DamagedBlob: A piece is damaged or missing. The message contains `name`.
         """
         if start == stop or self._region is None:
             return self._buffer[:0]
         self._region.name = name
         if not self._low <= start < self._high:
-            # Begin at the start of a unit, since it is checked as a whole. The bytes before `start` only cost memory.
+            # Begin at the start of a unit, since a unit is checked as a whole. Bytes before `start` are not returned.
             self._low = self._high = self._region.unit_around(start)[0]
         while self._high < stop:
             low, high = self._region.unit_around(self._high)
@@ -229,7 +235,10 @@ class RangeReader:
         return self._buffer[start - self._low : stop - self._low]
 
     def parts(self, start: int, stop: int, name: str) -> Iterator[memoryview]:
-        """Yield the bytes `start` to `stop` in parts of at most `RANGE_BYTES`. Each is valid until the next call."""
+        """Yield the bytes `start` to `stop` in parts of at most `RANGE_BYTES`.
+
+        A part is valid until the next one is requested.
+        """
         for at in range(start, stop, RANGE_BYTES):
             yield self.read(at, min(at + RANGE_BYTES, stop), name)
 
@@ -239,8 +248,8 @@ class RangeReader:
             return
         kept = self._buffer[keep_from - self._low : self._high - self._low]
         if len(kept) + nbytes > len(self._buffer):
-            # Allocate enough for a range and a unit, so that the buffer rarely grows: growing takes the memory of both
-            # buffers for a moment.
+            # Allocate enough for a range and a unit, so that the buffer rarely grows. While it grows, the old and the
+            # new buffer take memory at the same time.
             self._buffer = memoryview(bytearray(max(len(kept), RANGE_BYTES) + nbytes))
         # Keep these bytes, so that a piece in two ranges is read and hashed only once.
         self._buffer[: len(kept)] = kept

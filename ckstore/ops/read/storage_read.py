@@ -1,4 +1,4 @@
-"""Read the storages of an open checkpoint into memory. `load.map_memories` maps them instead."""
+"""Read the storages of an open checkpoint into memory. `load.map_memories` maps storages instead of reading them."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ _CORES = len(os.sched_getaffinity(0))
 _THREAD_FROM_BYTES = 4 * 2**20
 # The size of the buffer for streaming. It holds several pieces, so that several threads can read.
 STREAM_BYTES = 64 * 2**20
-# The alignment of pieces in the buffer. Each is used as a tensor, and torch and NumPy read unaligned elements slowly or
-# not at all.
+# The alignment of pieces in the buffer. Each piece is used as a tensor, and torch and NumPy read unaligned elements
+# slowly or not at all.
 _ALIGN_BYTES = 64
 # An encoded piece of at least this size is decoded by several threads, since decoding takes longer than any other step.
 _STRIPED_BYTES = 4 * 2**20
@@ -46,7 +46,7 @@ _SPARE_BYTES = 16 * 2**20  # additional memory for reading: buffers, threads, pa
 
 
 class StorageNames:
-    """For each storage of a checkpoint, the name of its value, for messages, and its kind; see `names_of`."""
+    """The name, for messages, and the kind of each storage of a checkpoint; see `names_of`."""
 
     def __init__(self, directory: CheckpointDirectory) -> None:
         self._names: dict[int, str] = {}
@@ -60,15 +60,15 @@ class StorageNames:
                 self._names.setdefault(storage, file.path)
 
     def name(self, storage: int) -> str:
-        """Return the name of the first leaf of a storage, or of the committed file that it belongs to."""
+        """Return the name of the first leaf in a storage, or of the committed file that the storage belongs to."""
         return self._names.get(storage) or "the state"
 
     def kind(self, storage: int) -> LeafKind:
-        """Return the kind of the first leaf of a storage."""
+        """Return the kind of the first leaf in a storage."""
         return self._kinds[storage]
 
 
-# The references are weak, so that a reader that is dropped without `close` does not keep its names in memory.
+# The references are weak, so that the names of a checkpoint that was not closed do not remain in memory.
 _names: weakref.WeakKeyDictionary[CheckpointDirectory, StorageNames] = weakref.WeakKeyDictionary()
 
 
@@ -96,7 +96,7 @@ def read_storages(
         into: Storage -> memory of its size.
         verify: Whether to check the bytes.
         skip: The extents that the memories already hold.
-        old: The older pieces that the memories hold in place of the wanted ones.
+        old: The older pieces that the memories hold at the places of the wanted pieces.
         tally: Counts the bytes that are read, and reports progress.
 
     Raises:
@@ -156,7 +156,7 @@ class Tally:
             self.received_bytes += nbytes
 
     def end(self) -> None:
-        """Report that everything is done."""
+        """Report that all bytes were read."""
         if self._progress is not None:
             self._progress(self.all_bytes, self.all_bytes)
 
@@ -201,7 +201,7 @@ def _read_parts(
             striped: list[list[Part]] = []
             whole: list[list[Part]] = []
             for of_blob in blobs:
-                # Several threads decode one blob if it is large and is decoded into host memory.
+                # Several threads decode one encoded blob if it has a large piece and is decoded into host memory.
                 is_striped = (
                     threads > 1
                     and any(len(part.out) >= _STRIPED_BYTES for part in of_blob)
@@ -216,7 +216,10 @@ def _read_parts(
 
 
 def _check_decoded(directory: CheckpointDirectory, part: Part) -> None:
-    """Check a piece that several threads have decoded. If it is wrong, read it again, which reports or repairs it."""
+    """Check a piece that several threads have decoded.
+
+    If the piece is wrong, read it again, which reports or repairs the damage.
+    """
     if not isinstance(part.out, memoryview):
         return
     try:
@@ -227,7 +230,7 @@ def _check_decoded(directory: CheckpointDirectory, part: Part) -> None:
 
 
 def _stripes(part: Part, threads: int) -> Iterator[list[Part]]:
-    """Cut a piece into stripes for the threads. Its digest is compared when all stripes are decoded."""
+    """Cut a piece into stripes for the threads. The digest of the piece is compared after all stripes are decoded."""
     extent, out, what, _ = part
     if not isinstance(out, memoryview):
         return
@@ -255,7 +258,7 @@ def stream_storages(
 
     Args:
         directory: An open checkpoint.
-        storages: The storages in the order of reading, none of which may be tiled.
+        storages: The storages in the order of reading. None of them may be tiled.
         take: Called with a storage, an offset in it, and bytes that are valid until the call returns.
         verify: Whether to check the bytes before they are passed to `take`.
         skip: The extents that are not read.
@@ -268,7 +271,7 @@ def stream_storages(
 
     def flush() -> None:
         nonlocal buffer, used
-        # The buffer never shrinks, since used memory is faster than new pages (docs/adr/0007).
+        # The buffer never shrinks, since memory that was used before is faster than new pages (docs/adr/0007).
         if len(buffer) < used:
             buffer = memoryview(bytearray(used))
         parts = [Part(extent, buffer[place : place + extent.length], names.name(i)) for i, _, extent, place in window]
@@ -305,7 +308,7 @@ def _threads_for(directory: CheckpointDirectory, blobs: Sequence[Sequence[Part]]
 
 def check_room(directory: CheckpointDirectory, nbytes: int) -> None:
     """Raise if reading this many bytes of an open checkpoint would exceed the memory."""
-    # A few bytes on the disk may be many bytes in memory: a tensor of zeros, for example, repeats one chunk.
+    # A checkpoint may be small on the disk but large in memory: a tensor of zeros, for example, repeats one chunk.
     if nbytes < _ASK_FROM_BYTES:
         return
     # This is checked before allocating, since a control group kills the process at the first page over the limit.
@@ -344,7 +347,10 @@ def read_memories(
 def read_to_sink(
     directory: CheckpointDirectory, storages: Iterable[int], sink: TensorSink, *, verify: bool, tally: Tally
 ) -> dict[int, StorageMemory]:
-    """Read large torch storages directly into the memory of a sink, such as a device, if the sink allocates it."""
+    """Read large torch storages directly into memory that a sink, such as a device, allocates.
+
+    Storages for which the sink allocates no memory are not read.
+    """
     names = names_of(directory)
     records = directory.manifest.storages
     sizes = {
@@ -359,7 +365,7 @@ def read_to_sink(
 
 
 def wrong_memories(directory: CheckpointDirectory, memories: Mapping[int, StorageMemory]) -> list[int]:
-    """Return the storages whose memory holds wrong bytes. Several threads compare them if they are large."""
+    """Return the storages whose memory holds wrong bytes. If they are large in total, several threads check them."""
     names = names_of(directory)
     wrong: list[int] = []
 

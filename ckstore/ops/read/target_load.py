@@ -1,4 +1,7 @@
-"""Load a state into an existing target. Both are compared first, and nothing is changed unless the state fits."""
+"""Load a state into an existing target.
+
+The target and the state are compared first, and the target is changed only if the state fits.
+"""
 
 from __future__ import annotations
 
@@ -32,11 +35,11 @@ from ckstore.tensors.targets.load_comparison import Differences, LoadRules
 from ckstore.tensors.targets.renames import check_rename
 
 Strict = bool | str | Sequence[str]
-"""Where a target and a checkpoint must agree: everywhere, nowhere, or in the parts that globs name."""
+"""The names whose values must fit: all names (True), no name (False), or the names that match the globs."""
 
 
 def must_fit(strict: Strict) -> Callable[[str], bool]:
-    """Return a function of a name that returns whether the value of that name must fit."""
+    """Return a function that takes a name, and returns whether the value with that name must fit."""
     if isinstance(strict, bool):
         return lambda _: strict
     keep = as_filter(strict, "strict")
@@ -51,16 +54,19 @@ def globs_of(strict: Strict) -> list[str]:
 
 
 # The maximum number of names of one kind in a message. A model that does not fit at all would otherwise fill the
-# terminal with thousands of names, and the advice would be out of view.
+# terminal with thousands of names, and the advice would scroll out of view.
 SHOWN_MOST = 20
 
 
 @dataclass(slots=True, weakref_slot=True)
 class TargetContent:
-    """The content of a target after a load, for the next load. The checkpoint itself need not exist any more."""
+    """The content of a target after a load, so that the next load can skip unchanged bytes.
+
+    The loaded checkpoint may have been deleted in the meantime.
+    """
 
     manifest: Manifest  # the manifest of the loaded checkpoint
-    # `select` and `rename`: as given by the caller.
+    # `select` and `rename` are the arguments of that load.
     select: Select
     rename: Mapping[str, str] | None
     names: frozenset[str] | None = None  # the names of the leaves that were loaded; None for all
@@ -69,7 +75,7 @@ class TargetContent:
 
 
 _contents: WeakValueDictionary[int, TargetContent] = WeakValueDictionary()
-"""Address of a tensor or an array -> the content recorded by the last load of this process that filled it."""
+"""Address of a tensor or an array -> the content recorded by the last load that filled this memory in this process."""
 
 
 def end_contents(addresses: Iterable[int]) -> None:
@@ -80,7 +86,7 @@ def end_contents(addresses: Iterable[int]) -> None:
 
 
 def begin_content(content: TargetContent, addresses: Iterable[int]) -> None:
-    """Remember the content of tensors at these addresses until the next load of one of them."""
+    """Record the content of the tensors at these addresses, until the next load into one of these tensors."""
     _contents.update(dict.fromkeys(addresses, content))
 
 
@@ -89,21 +95,23 @@ def begin_content(content: TargetContent, addresses: Iterable[int]) -> None:
 class LoadReport:
     """The result of `load_into`. Its text lists the values that were not loaded exactly as in the checkpoint.
 
-    The text shows at most 20 values of each kind. If there are such values, one `CkstoreWarning` also names the first
-    ones.
+    The text shows at most 20 values of each kind. If the list is not empty, `load_into` also gives one
+    `CkstoreWarning` with the first names.
 
     Attributes:
         info: The checkpoint.
         missing: Names in the target that the checkpoint lacks. Their values in the target are unchanged.
         unexpected: Names in the checkpoint that the target lacks. Their values were not loaded.
-        not_loaded: Names in both whose values do not fit -> the reason, such as ``shape [1024, 8] float32 wanted, found
-            shape [1000, 8] float32``. Their values in the target are unchanged.
-        cast: Names of converted values -> the conversion, such as ``float32 to bfloat16``, and how many values the new
-            dtype cannot represent, if there are any.
+        not_loaded: Names in both the target and the checkpoint whose values do not fit -> the reason, such as
+            ``shape [1024, 8] float32 wanted, found shape [1000, 8] float32``. Their values in the target are unchanged.
+        cast: Names of converted values -> the conversion, such as ``float32 to bfloat16``, and the number of values
+            that the new dtype cannot represent, if there are any.
         fresh: Names in an optimizer of the target that the checkpoint lacks because the parameter had no gradient
-            before the save. The optimizer starts without state for these parameters, as when it was saved.
-        read_bytes: Bytes that were read from the store. With `since`, at most the bytes that differ.
-        received_bytes: Bytes that were downloaded from a remote. For encoded blobs, these are fewer than were read.
+            before the save. The saved optimizer had no state for these parameters, so the target starts without it.
+        read_bytes: Bytes that were read from the store. With `since`, equal pieces are not read, except those of
+            tensors that are always read as a whole.
+        received_bytes: Bytes that were downloaded from a remote. For encoded blobs, fewer bytes are downloaded than
+            read.
     """
 
     info: CheckpointInfo
@@ -122,7 +130,7 @@ class LoadReport:
 
     @property
     def summary(self) -> str:
-        """One line about values that were not loaded exactly as in the checkpoint; empty without such values."""
+        """One line about values that were not loaded exactly as in the checkpoint. Empty if there are none."""
         said = [f"{title} ({len(names)}): {some_of(names)}" for title, names in self._kinds() if names]
         return printable(f"{self.info.name} loaded, except: {'; '.join(said)}") if said else ""
 
@@ -176,18 +184,18 @@ def load_into(context: Context, ref: AnyRef, target: object, request: LoadIntoRe
         with _source(context, directory, request) as source:
             report = _load_into_open(source, target, request, since, begin)
         report = replace(report, info=info_of(context, directory.manifest, directory.manifest_id))
-        # Do this only after the last byte was read: a load that failed midway must not become a parent.
+        # Do this only after the last byte was read: a checkpoint whose load failed midway must not become a parent.
         continue_from(context, Parent.loaded(directory.manifest, directory.manifest_id))
         return report
 
     try:
         report = read_checkpoint_into(context, ref, read, strict=request.fills_all, verify=request.verify)
-    # This includes Ctrl-C: a target with parts of two checkpoints must not be saved as the child of either of them.
+    # Ctrl-C is included, since a target with parts of two checkpoints must not be saved as the child of either.
     except BaseException:
         if is_touched:
             lose_parents(context)
         raise
-    # Warn, since a script that ignores the report would continue with a part of its state.
+    # Warn, since a script that ignores the report would continue with an incomplete state.
     if report.summary:
         warn(report.summary)
     return report
@@ -228,10 +236,13 @@ def _load_into_open(
     before: TargetContent | None,
     begin: Callable[[Iterable[int]], None],
 ) -> LoadReport:
-    """Load a state; `begin` gets the addresses of the target's tensors before the first byte of them may change."""
+    """Load the state of an open checkpoint into the target.
+
+    `begin` is called with the addresses of the target's tensors, before any byte of these tensors may change.
+    """
     manifest = directory.manifest
     if request.select is not None:
-        # Check the selection first: with a misspelled glob, a model would seem to have everything.
+        # Check the selection first: a misspelled glob selects nothing, and any target would then seem to fit.
         check_selection(directory, request.select)
     for glob in globs_of(request.strict):
         check_selection(directory, glob, "strict")
@@ -256,13 +267,14 @@ def _load_into_open(
     check_room(directory, plan.new_bytes + plan.kept_bytes)
     # From here on the target may hold parts of this checkpoint.
     begin(plan.filling.addresses)
-    # Allocate memory first, because a failed allocation during reading would leave a mixture of two checkpoints.
+    # Allocate memory first, because an allocation that fails during the reading would leave a mixture of two
+    # checkpoints in the target.
     plan.prepare([storage.nbytes for storage in manifest.storages])
     whole = _read_whole(manifest, plan)
     # Newly allocated memory holds nothing of the previous checkpoint.
     skip = {} if before is None or plan.new_bytes else _held(before, manifest, whole)
     tally = Tally(_bytes_to_read(manifest, plan, skip), request.progress)
-    # A module with its own load hook (`_load_from_state_dict`) must be tried to know whether the state fits.
+    # For a module with its own load hook (`_load_from_state_dict`), only an attempt shows whether the state fits.
     plan.attempt(lambda storages: read_memories(directory, storages, verify=request.verify, tally=tally))
     try:
         _check_fits(load, directory, request)
@@ -271,7 +283,8 @@ def _load_into_open(
         plan.undo()
         raise
     # Read most of the model directly into the memory of the target, without a second copy in memory. If a remote has
-    # the difference to the current content, the difference is used; the current content is checked before.
+    # the difference from the current content of the target, only the difference is downloaded. The current content is
+    # verified before it is used.
     old = {} if before is None or plan.new_bytes else old_pieces(before.manifest, manifest, before.names)
     read_storages(directory, plan.direct, verify=request.verify, skip=skip, old=old, tally=tally)
     streamed = [storage for storage in plan.copied if storage not in whole]
@@ -279,7 +292,7 @@ def _load_into_open(
     for storage in sorted(whole - skip.keys()):
         plan.filling.fill(storage, read_memories(directory, [storage], verify=request.verify, tally=tally)[storage])
     memories = read_memories(directory, sorted(plan.indirect), verify=request.verify, tally=tally)
-    # Set values that are not tensors last, after every tensor was loaded.
+    # Set the values that are not tensors last, after every tensor was loaded.
     plan.finish(memories.__getitem__)
     plan.name_beyond()
     found, info = _as_written(plan.differences, manifest), CheckpointInfo.of(manifest, directory.manifest_id)
@@ -291,7 +304,7 @@ def _load_into_open(
 
 
 def _bytes_to_read(manifest: Manifest, plan: IntoPlan, skip: HeldExtents) -> int:
-    """Return how many bytes will be read."""
+    """Return the number of bytes to read."""
     total = sum(manifest.storages[storage].nbytes for storage in chain(plan.indirect, *plan.attempted))
     for storage in (*plan.direct, *plan.copied):
         at, has = 0, skip.get(storage, ())
@@ -302,7 +315,7 @@ def _bytes_to_read(manifest: Manifest, plan: IntoPlan, skip: HeldExtents) -> int
 
 
 def _read_whole(manifest: Manifest, plan: IntoPlan) -> set[int]:
-    """Return the copied storages that must be read as a whole: those of strided tensors and arrays, and tiled ones."""
+    """Return the copied storages that must be read as a whole: tiled ones, and those with gaps between elements."""
     # The other copied storages are read in parts through one buffer.
     whole = set()
     for storage in plan.copied:
@@ -314,7 +327,10 @@ def _read_whole(manifest: Manifest, plan: IntoPlan) -> set[int]:
 
 
 def _held(before: TargetContent, manifest: Manifest, whole: Collection[int]) -> HeldExtents:
-    """Return the extents that the target already holds. For a storage that is read as a whole, return all or none."""
+    """Return the extents that the target already holds.
+
+    For a storage that is read as a whole, either all of its extents are returned or none.
+    """
     found = unchanged(before.manifest, manifest, before.names)
     return {
         storage: starts
@@ -326,7 +342,7 @@ def _held(before: TargetContent, manifest: Manifest, whole: Collection[int]) -> 
 
 
 def _as_written(found: Differences, manifest: Manifest) -> Differences:
-    """Return the differences with spelled names; a name in the target is never that of another value."""
+    """Return the differences with names spelled for users. No two values get the same spelling."""
     lists = (found.missing, found.unexpected, found.meta)
     dicts = (found.mismatched, found.dtypes, found.cast)
     if not any(lists) and not any(dicts):
@@ -348,10 +364,10 @@ def _as_written(found: Differences, manifest: Manifest) -> Differences:
 
 
 def _check_fits(load: Load, directory: CheckpointDirectory, request: LoadIntoRequest) -> None:
-    """Raise if the target and the checkpoint differ in more than the caller allows."""
+    """Raise if the target and the checkpoint differ in a way that the caller does not allow."""
     found = load.found
     differ = [*found.missing, *found.unexpected, *found.mismatched]
-    # These values cannot be filled, so they are errors even with `strict=False`.
+    # These values cannot be filled, so each is an error even with `strict=False`.
     never = found.dtypes or found.meta or found.strangers or (differ and not load.fits_somewhere)
     if not never and not any(map(must_fit(request.strict), differ)):
         return
@@ -378,7 +394,7 @@ def _check_fits(load: Load, directory: CheckpointDirectory, request: LoadIntoReq
 
 
 def listed(title: str, names: Iterable[str]) -> list[str]:
-    """Return lines for a message: the kind of the names, and the first names."""
+    """Return lines for a message: a title with the number of names, and the first names."""
     names = list(names)
     if not names:
         return []

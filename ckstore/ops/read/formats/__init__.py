@@ -1,1 +1,1 @@
-"""The export formats of torch, and model directories. `ops/read/export` writes safetensors."""
+"""Export in the formats of torch, or as a model directory. `ops/read/export` writes safetensors."""

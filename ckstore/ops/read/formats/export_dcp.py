@@ -1,7 +1,7 @@
 """Write a saved state as a directory in the format of `torch.distributed.checkpoint`.
 
 Tensors are stored row-major in chunks of rows, because the reader of torch loads a whole chunk into memory. Each chunk
-is an archive as torch.save writes it. Values are named as torch names them when it flattens a state.
+is an archive in the format of torch.save. Values have the names that torch gives them when it flattens a state.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Write a directory for `from_pretrained`: weights as safetensors, with the configuration and the tokenizer.
 
-The weights are tensors of a saved state, or files that a trainer wrote. Such files are copied unchanged, unless they
-are converted to another dtype, or are a single file that is a pickle or must be split.
+The weights are tensors of a saved state, or committed files of a trainer. Files of weights are copied unchanged, except
+in two cases: the weights are converted to another dtype, or are in a single file that is a pickle or must be split.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ ABOUT = (RECORD_NAME, SUMS_NAME, STATEMENT_NAME)
 
 @dataclass(frozen=True, slots=True)
 class _WeightSource:
-    """Tensors that are written as files of tensors."""
+    """The tensors of one source, and the files to which they are written."""
 
     directory: CheckpointDirectory  # the checkpoint, or the view of a file in it
     shards: tuple[ShardFile, ...]
@@ -96,8 +96,8 @@ def export_pretrained(
 ) -> ExportReport:
     """Export an open checkpoint as the directory `path`; see `ckstore.Store.export`.
 
-    `casts` has the dtype of the weights, and counts the values out of its range. `last` has further files: name ->
-    function that returns the content. The function is called after the weights were written.
+    `casts` has the dtype of the weights, and counts the values that are out of range of that dtype. `last` has further
+    files: name -> function that returns the content. The function is called after the weights were written.
     """
     casts = CastTally(None) if casts is None else casts
     manifest = directory.manifest
@@ -148,7 +148,7 @@ def _weight_sources(
     most_bytes: int,
     dtype: WeightDtype | None,
 ) -> tuple[_WeightSource, ...]:
-    """Return the files of tensors of one state, or of several committed files."""
+    """Return the files to write for the tensors of one state, or of several committed files, numbered consecutively."""
     cut = [shards_of(cast_plan(plan, dtype), most_bytes if form.is_cut else None, form.stem) for _, plan in plans]
     count, number = sum(map(len, cut)), 0
     sources = []
@@ -211,7 +211,7 @@ def check_state_dict(plan: ExportPlan, form: ModelForm) -> None:
     )
     path = others[0] if others else next(deep, None)
     if path is None and plan.tensors:
-        # `from_pretrained` of both formats would ignore the names of a model with adapters.
+        # `from_pretrained` of both formats ignores the names of a model with adapters in it.
         inside = (".base_layer.", ".lora_A.default.", ".modules_to_save.default.")
         found = next((tensor.name for tensor in plan.tensors if any(part in tensor.name for part in inside)), None)
         if found is not None:
@@ -226,7 +226,7 @@ def check_state_dict(plan: ExportPlan, form: ModelForm) -> None:
 
 
 def _check_beside(plan: _Plan, form: ModelForm, name: str, *, sums: Sums, last: Iterable[str]) -> None:
-    """Raise if two files would have the same name, or the configuration is missing."""
+    """Raise if two files would have the same name, or if the configuration is missing."""
     paths = [name for file in plan.copied for name in {file.path, file.path.partition("/")[0]}]
     made = [*last, *(shard.name for shard in plan.shards), *([INDEX_NAME] if len(plan.shards) > 1 else [])]
     taken = next((one for one in made if one in paths), None)

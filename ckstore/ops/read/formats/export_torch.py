@@ -37,7 +37,7 @@ class LeafRows:
     """Consecutive bytes of the storage of a tensor."""
 
     leaf: LeafRecord  # the tensor
-    # `start` and `stop`: the byte range, relative to the first element of the tensor.
+    # `start` and `stop` are the byte range, relative to the first element of the tensor.
     start: int
     stop: int
 

@@ -1,8 +1,8 @@
-"""Select the files of a model for `from_pretrained`, from a directory that a trainer wrote and from the user.
+"""Select the files of a model for `from_pretrained`, from the committed directory of a trainer and from the user.
 
-A trainer writes files for resuming next to the model: optimizers, random states, its own state. These are recognized
-by name and are not selected. All other files belong to the model, since code and templates may have any name. If the
-weights are in several formats, one is selected.
+A trainer writes files for resuming next to the model, such as optimizers and random states. These are recognized by
+name and are not selected. All other files belong to the model, since code and templates may have any name. If the
+weights exist in several formats, one format is selected.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class ModelSelection:
 
 
 def choose(manifest: Manifest, form: ModelForm, other: ModelForm) -> ModelSelection:
-    """Return which committed files belong to the model; a symlink stands for its target."""
+    """Return which committed files belong to the model. A symlink stands for its target."""
     weights: list[str] = []
     beside: list[str] = []
     left_out: list[str] = []
@@ -134,7 +134,8 @@ def added_files(add: object) -> tuple[UserFile, ...]:
     A `UserFile` in the list is returned unchanged. Reading it fails if the file has changed since it was checked.
 
     Raises:
-        BadInput: `add` is not a list of paths, a path is neither a file nor a directory, or two files have one name.
+        BadInput: `add` is not a list of paths, a path is neither a file nor a directory, or two files have the same
+            name.
     """
     if isinstance(add, (str, os.PathLike)) or not isinstance(add, Sequence):
         raise BadInput(f"add must be a list of paths, got {add!r}")
