@@ -1,8 +1,8 @@
 """Evaluations of checkpoints that lack a metric.
 
-During an evaluation, its process holds the lock of a record (`ckstore.objects.documents.evaluations`), so that no other
-process evaluates the same checkpoint, and no rule drops it. An evaluation ends when the checkpoint gets the metric,
-when the evaluator requests the next checkpoint, or when its process ends.
+During an evaluation, the evaluating process holds the lock of a record (`ckstore.objects.documents.evaluations`), so
+that no other process evaluates the same checkpoint, and no rule drops it. An evaluation ends when the checkpoint gets
+the metric, when the evaluator requests the next checkpoint, or when the process ends.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from ckstore.ops.refs.find import find
 from ckstore.ops.refs.protection import held
 
 ATTEMPTS = 3
-"""The default number of attempts to evaluate a checkpoint. Another attempt is useful if an evaluator lacked memory."""
+"""The default number of attempts to evaluate a checkpoint. An attempt may fail, for example if memory runs out."""
 
 
-# The maximum number of refusals in a row. Each waits up to ten seconds for the lock of the run. A process that holds
-# this lock for minutes has stopped.
+# The maximum number of consecutive failures to lock a checkpoint. Each attempt waits up to ten seconds for the lock of
+# the run. A process that holds this lock for minutes hangs.
 _REFUSED_MOST = 30
 
 
@@ -47,13 +47,13 @@ class Evaluator:
         self._lacking = lacking
         self._newest_first = newest_first
         self._attempts = attempts
-        self._refused_count = 0  # how often in a row a checkpoint could not be locked
+        self._refused_count = 0  # how many times in a row a checkpoint could not be locked
         self._waiting: dict[str, CheckpointInfo] = {}
         self._unreadable: set[str] = set()  # ids of checkpoints whose unreadable annotations were reported
-        self._given_up: list[str] = []  # checkpoints that used up their attempts and were not reported yet
+        self._given_up: list[str] = []  # checkpoints that used up their attempts and have not been reported yet
         self._journal = (0, 0)  # the stamp of the journal when it was last read
-        # Ids of checkpoints whose drop must not be reported: it was reported, it happened before this follower began,
-        # or the checkpoint is out of range.
+        # Ids of checkpoints whose drop must not be reported: the drop was already reported, it happened before this
+        # follower began, or the checkpoint was already evaluated or is not one that the follower yields.
         self._settled = {event.id for event in self._drops("")}
         # The records of the checkpoint that is being evaluated, one for each metric that it lacks.
         self._own: list[tuple[RecordName, locks.DirectoryLock]] = []
@@ -63,7 +63,7 @@ class Evaluator:
         self._waiting |= {info.id: info for info in found if self._lacks(info)}
 
     def pass_over(self, ids: Iterable[str]) -> None:
-        """Skip these checkpoints."""
+        """Do not report drops of these checkpoints, which the follower does not yield."""
         self._settled.update(ids)
 
     def tell_dropped(self, run: str) -> None:
@@ -74,7 +74,8 @@ class Evaluator:
                 continue
             self._settled.add(event.id)
             lacks = event.metrics is not None and not {*self._lacking} <= {*event.metrics}
-            # Do not report a checkpoint that was replaced, renamed or restored, since it can still be evaluated.
+            # Do not report a checkpoint that was replaced, renamed or restored, since its step still has a checkpoint
+            # that can be evaluated.
             if lacks and not event.why.startswith(RENAMED) and not self._context.layout.of_step(run, event.step):
                 named.append(event.name)
         if named:
@@ -84,7 +85,7 @@ class Evaluator:
             )
 
     def _drops(self, run: str) -> list[Event]:
-        """Return the drops in the journal of a run, or of all runs if `run` is empty.
+        """Return the drops of a run, or of all runs if `run` is empty, from the journal.
 
         If the journal has not changed since the last call, return nothing.
         """
@@ -119,8 +120,8 @@ class Evaluator:
                     continue
                 again = self._look_again(info)
             except InUse:
-                # Another process has the lock of the run, or had it on a filesystem where locks do not reach all hosts.
-                # The follower tries again later.
+                # Another process has locked the run or the checkpoint, or this process lost the lock of the run. The
+                # follower tries again later.
                 self.end(tried=False)
                 self._refused_count += 1
                 if self._refused_count > _REFUSED_MOST:
@@ -138,18 +139,18 @@ class Evaluator:
         return None
 
     def _look_again(self, info: CheckpointInfo) -> CheckpointInfo | None:
-        """Return the current facts about a checkpoint with a new record, or None if it need not be evaluated."""
-        # Another evaluator may have finished the evaluation before the record was made.
+        """Return the current info of a checkpoint after its record was created, or None if it need not be evaluated."""
+        # Another evaluator may have finished the evaluation before the record was created.
         try:
-            # Lock the checkpoint, to wait for a process that found no evaluation before the record existed, and that is
-            # dropping the checkpoint now.
+            # Lock the checkpoint. This waits for a process that is dropping it, because the process looked for
+            # evaluations before the record existed.
             with held(self._context, info, is_durable=True):
                 return self._now(info)
         except NoSuchRef:
             return self._now(info)
 
     def _now(self, waiting: CheckpointInfo) -> CheckpointInfo | None:
-        """Return the current facts about a checkpoint; None if it need not be evaluated."""
+        """Return the current info of a checkpoint, or None if the checkpoint need not be evaluated."""
         try:
             info = find(self._context, waiting)
         except NoSuchRef:  # it was dropped
@@ -167,13 +168,17 @@ class Evaluator:
         return None
 
     def _begin(self, info: CheckpointInfo, records: list[RecordName]) -> bool:
-        """Begin an evaluation of each missing metric; return False if another evaluator has one of them."""
+        """Begin an evaluation of each missing metric.
+
+        Return False if another evaluator evaluates one of the metrics, or if the attempts for one of them are used up.
+        """
         for metric in self._lacks(info):
             before = evaluations.of_metric(records, info.id, metric)
             last = before[-1] if before else None
             number = 1 if last is None else last.number + 1
             running = None if last is None else evaluations.running(self._context.layout, last)
-            # The lock of an evaluator on another host may not be visible, so its record counts for the patience time.
+            # The lock of an evaluator on another host may not be visible. Therefore a record without a visible lock
+            # counts as a running evaluation until it is older than the patience time.
             is_over = running is None or not (running.is_locked or _age_s(running) < patience_s(self._context))
             may_try = self._attempts is None or number <= self._attempts
             if is_over and not may_try:
@@ -186,7 +191,7 @@ class Evaluator:
                 self.end(tried=False)
                 return False
             self._own.append((RecordName(info.id, metric_key(metric), number), lock))
-            # Keep the last record, which has the count in case this evaluation is cancelled.
+            # Keep the last older record, so that the number of attempts is known if this evaluation is cancelled.
             evaluations.remove(self._context.layout, before[:-1])
         return True
 
@@ -201,8 +206,8 @@ class Evaluator:
     def end(self, *, tried: bool) -> None:
         """End the evaluation of the last selected checkpoint.
 
-        If the checkpoint lacks the metric, other evaluators may try it. `tried` is whether this evaluation then counts
-        as failed.
+        If the checkpoint still lacks the metric, other evaluators may evaluate it. `tried` is whether this evaluation
+        then counts as a failed attempt.
         """
         finish = evaluations.end if tried else evaluations.give_back
         while self._own:
@@ -210,7 +215,7 @@ class Evaluator:
 
 
 def patience_s(context: Context) -> float:
-    """Return for how many seconds an evaluation keeps its checkpoint from being dropped."""
+    """Return for how many seconds an evaluation prevents a drop of its checkpoint."""
     return setting_of(context.layout, EVALUATION_PATIENCE_S)
 
 
@@ -227,7 +232,7 @@ class EvaluatedCheckpoints(NamedTuple):
 
 
 def kept_for_evaluation(context: Context, id: str | None = None) -> EvaluatedCheckpoints:
-    """Return the checkpoints that evaluations keep, and those whose evaluation takes too long.
+    """Return the checkpoints that evaluations protect, and the checkpoints whose evaluation takes too long.
 
     If `id` is given, only this checkpoint is considered.
     """

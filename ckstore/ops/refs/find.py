@@ -34,7 +34,7 @@ def find(context: Context, ref: AnyRef) -> CheckpointInfo:
     """Return the checkpoint that `ref` names.
 
     Raises:
-        NoSuchRef: It does not exist. The message lists existing ones.
+        NoSuchRef: The checkpoint does not exist. The hint helps to find or restore it.
     """
     if isinstance(ref, CheckpointInfo):
         context.notices.run_was_open = False
@@ -54,7 +54,7 @@ def find(context: Context, ref: AnyRef) -> CheckpointInfo:
     present = infos(context, at=stamps(context, keys), superseded=True)
     if parsed.kind == "step" or not present:
         incomplete = {*keys} - {info.key for info in present}
-        # Use a list and not a generator, so that all of them are repaired and not only the first.
+        # Use a list and not a generator, so that all incomplete directories are repaired and not only the first.
         if context.rescuer is not None and [key for key in sorted(incomplete) if context.rescuer.checkpoint(key)]:
             present = infos(context, at=stamps(context, keys), superseded=True)
         _refuse_damaged(context, keys, present)
@@ -103,7 +103,7 @@ def _missed(context: Context, ref: Ref, error: NoSuchRef) -> NoSuchRef:
 
 
 def text_of(ref: str | SupportsIndex) -> str:
-    """Return a ref as a string; a step may be any integer type, including those of NumPy."""
+    """Return a ref as a string. A step may have any integer type, including those of NumPy."""
     if isinstance(ref, str):
         return ref
     try:
@@ -115,7 +115,7 @@ def text_of(ref: str | SupportsIndex) -> str:
 
 
 def _refuse_damaged(context: Context, keys: Sequence[CheckpointKey], present: Sequence[CheckpointInfo]) -> None:
-    """Raise if the newest checkpoint among `keys` is incomplete or damaged; `present` are the complete ones."""
+    """Raise if the newest checkpoint among `keys` is incomplete or damaged. `present` has the complete ones."""
     # An older checkpoint of the step must not be returned instead of a damaged newer one.
     from ckstore.objects.checkpoints import look
 
@@ -140,8 +140,8 @@ def _refuse_damaged(context: Context, keys: Sequence[CheckpointKey], present: Se
 def _keys_of(context: Context, ref: Ref, tags: Mapping[str, CheckpointKey]) -> list[CheckpointKey]:
     """Return the directories that a tag, a step or a full id can name.
 
-    For a tag, these are the generations of one checkpoint; for a step, all checkpoints of the step. For other refs,
-    which `resolve` handles, the result is empty.
+    For a tag or an id, these are the generations of one checkpoint. For a step, these are all checkpoints of the step.
+    For other refs, which `resolve` handles, the result is empty.
     """
     if ref.kind == "tag":
         target = tags.get(ref.value)
@@ -162,7 +162,7 @@ def _run_of_step(context: Context, ref: Ref) -> str:
 
 
 def _keys_of_whole_id(context: Context, ref: Ref) -> list[CheckpointKey]:
-    """Return the directories that the catalog has for a full id, after checking their manifests."""
+    """Return the directories that the catalog lists for a full id and whose manifests have that id."""
     from ckstore.objects.checkpoints import id_at
 
     if not is_digest(ref.value):
@@ -196,7 +196,7 @@ def _same(context: Context, wanted: CheckpointInfo) -> CheckpointInfo:
 
 
 def torn_at(context: Context, ref: AnyRef) -> list[CheckpointKey]:
-    """Return the directories at the step in `ref` that hold no complete checkpoint, or nothing for other refs."""
+    """Return the directories of a step that hold no complete checkpoint, or an empty list if `ref` is not a step."""
     from ckstore.objects.checkpoints import look
 
     if isinstance(ref, CheckpointInfo) or (parsed := parse_ref(text_of(ref))).kind != "step":
@@ -208,7 +208,7 @@ def torn_at(context: Context, ref: AnyRef) -> list[CheckpointKey]:
 
 
 def open_directory(context: Context, ref: AnyRef) -> CheckpointDirectory:
-    """Open the checkpoint that `ref` names for reading: locked, with a checked manifest."""
+    """Open the checkpoint that `ref` names for reading, with a shared lock and a checked manifest."""
     from ckstore.ops.check.validity import open_checked
 
     for _ in range(_OPEN_TRIES):
@@ -233,10 +233,11 @@ def open_directory(context: Context, ref: AnyRef) -> CheckpointDirectory:
 
 
 def open_listed(context: Context, info: CheckpointInfo) -> CheckpointDirectory:
-    """Open for reading a checkpoint that was just listed, like `open_directory`, but without listing its run again."""
+    """Open a recently listed checkpoint, like `open_directory`, but without listing its run again."""
     from ckstore.ops.check.validity import open_checked
 
-    # If it was compacted, locked or damaged since, `open_directory` finds its new directory, waits, or raises.
+    # If the checkpoint was compacted, locked or damaged in the meantime, `open_directory` finds the new directory,
+    # waits for the lock, or raises the error.
     with suppress(FileNotFoundError, NotADirectoryError, DamagedBlob, InUse):
         directory = open_checked(context, context.layout.checkpoint(info.key), timeout_s=0)
         if directory.manifest_id == info.id:
@@ -249,7 +250,7 @@ def latest(context: Context, run: str | None, *, valid: bool) -> CheckpointInfo 
     """Return the newest checkpoint of a run, or with `valid` the newest valid one. Without checkpoints, return None.
 
     Raises:
-        NoWholeCheckpoint: Directories of checkpoints exist, but no complete checkpoint.
+        NoWholeCheckpoint: Directories of checkpoints exist, but none holds a complete checkpoint.
     """
     run = run_meant(context, run)
     if not valid:
@@ -261,7 +262,7 @@ def latest(context: Context, run: str | None, *, valid: bool) -> CheckpointInfo 
 
 
 def _best(context: Context, ref: Ref) -> CheckpointInfo:
-    """Return the checkpoint that a ref with a metric names."""
+    """Return the checkpoint that a ref such as ``best:loss`` names."""
     torn: set[CheckpointKey] = set()
     listed = {info.name: info for info in infos(context, torn=torn)}
     if not any(ref.run in (None, info.run) for info in listed.values()):
@@ -282,7 +283,7 @@ def _best(context: Context, ref: Ref) -> CheckpointInfo:
 
 
 def best_by(context: Context, metric: str, run: str | None, mode: Mode | None) -> CheckpointInfo | None:
-    """Return the checkpoint of a run with the best value of a metric, or None if none has the metric."""
+    """Return the checkpoint of a run with the best value of a metric, or None if no checkpoint has the metric."""
     run = run_meant(context, run)
     best = Best(metric, mode)
     ref = f"{BEST}{best.metric}:{best.mode}"

@@ -1,7 +1,7 @@
 """Follow a run: yield each checkpoint as it becomes durable.
 
-The directory of the run is authoritative. inotify only reports when it must be checked, and for which names. Without
-inotify, or if other hosts may save, the directory is checked once a second.
+The directory of the run is authoritative. inotify only reports when the directory must be checked, and for which names.
+Without inotify, or if other hosts may save, the directory is checked once a second.
 """
 
 from __future__ import annotations
@@ -109,8 +109,8 @@ class Follower:
     def close(self) -> None:
         """Stop following. If a thread is waiting for the next checkpoint, its wait ends within a second.
 
-        If the last yielded checkpoint still lacks its metric, another evaluator can try it, and this does not count as
-        a failed evaluation.
+        If the last yielded checkpoint still lacks its metric, another evaluator can evaluate it, and the cancelled
+        evaluation does not count as failed.
         """
         self._close(tried=False)
 
@@ -148,7 +148,8 @@ class Follower:
     def _look(self, names: set[str] | None) -> None:
         """Find new checkpoints among the given names, or among all names if None.
 
-        Before new checkpoints are yielded, their parents are fsynced, since the saver may not have done that (rule F).
+        Before new checkpoints are yielded, their parent directories are fsynced, since the process that saved them may
+        not have done this (rule F).
         """
         self._bring()
         if self._watch is None and self._context.view.sees_changes:
@@ -175,7 +176,7 @@ class Follower:
         new = [info for info in {info.id: info for info in found}.values() if info.id not in self._ids]
         new = [info for info in new if not info.superseded]
         self._ids |= {info.id for info in new}
-        # Also compare by id: a compaction of the checkpoint `after` gives it a later place in the order.
+        # Exclude the checkpoint `after` by its id, since a compaction moves it to a later place in the order.
         wanted = [
             info
             for info in new
@@ -191,7 +192,7 @@ class Follower:
         layout = self._context.layout
         while self._ready:
             info = self._ready.popleft()
-            # If the directory is missing, a compaction may have created another one, for which the run must be listed.
+            # If the directory is missing, a compaction may have created another one. To find it, the run is listed.
             if layout.inode(info.key) is not None or key_with_id(layout, info.run, info.step, info.id) is not None:
                 return info
         return None
@@ -222,7 +223,7 @@ class Follower:
         return {place: stamp for place, stamp in found.items() if stamp is not None}
 
     def _wait(self, timeout_s: float) -> set[str] | None:
-        """Wait for a change; return the names to check, or None for all."""
+        """Wait for a change, and return the names to check, or None to check all names."""
         if self._watch is None:
             time.sleep(timeout_s)
             return None

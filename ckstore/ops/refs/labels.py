@@ -50,7 +50,7 @@ def _point(layout: Layout, tag: str, key: CheckpointKey) -> None:
 
 def move_tag(layout: Layout, tag: str, text: str | None, key: CheckpointKey) -> bool:
     """Point `tag` to a checkpoint durably if its symlink still has the content `text`; return whether it moved."""
-    # Without the lock, the change of another process that has just moved or removed the tag could be reverted.
+    # Without the exclusive lock, this call could revert the change of a process that has just moved or removed the tag.
     with store_locks.lock_tags(layout, exclusive=True) as lock:
         if layout.tag_texts([tag]).get(tag) != text:
             return False
@@ -93,7 +93,7 @@ def tag(context: Context, name: str, ref: AnyRef) -> CheckpointInfo:
 
 
 def untag(context: Context, name: str) -> None:
-    """Remove a tag durably, including a dangling one, and any other file or symlink in ``refs/``."""
+    """Remove the entry `name` of ``refs/`` durably: a tag, which may be dangling, or another file or symlink."""
     context.check_writable()
     if name not in context.layout.tag_texts():
         raise _no_tag(context, name)
@@ -110,7 +110,7 @@ def untag(context: Context, name: str) -> None:
 
 
 def tags(context: Context) -> list[Tag]:
-    """Return every tag by name, with the checkpoint that it names; warn about unreadable tags."""
+    """Return all tags sorted by name, each with its checkpoint, and warn about unreadable tags."""
     from ckstore.ops.refs.listing import infos
 
     listed = infos(context, superseded=True)
@@ -165,7 +165,7 @@ def pin(context: Context, ref: AnyRef, reason: object, expires: str | float | ti
 
 
 def unpin(context: Context, target: AnyRef | Pin) -> list[str]:
-    """Remove the pin that `target` names, or all pins of the checkpoint that it names; return the names of the pins."""
+    """Remove a pin, or all pins of a checkpoint, and return the names of the removed pins."""
     context.check_writable()
     if isinstance(target, Pin):
         target = target.name
@@ -207,6 +207,7 @@ def annotate(context: Context, ref: AnyRef, metrics: Mapping[str, Any] | None, n
             raise
         if not lock.names(context.layout.checkpoint(info.key)):  # it was dropped with its annotations
             raise gone(info)
-    # Remove the record after the metrics are durable: an evaluator that finds no record then reads the metrics.
+    # Remove the evaluation records after the metrics are durable: an evaluator that finds no record then reads the
+    # metrics.
     remove_of(context.layout, info.id, more.metrics)
     return annotated(context, info)

@@ -1,6 +1,6 @@
-"""``latest-valid``: the newest checkpoint that is complete, not marked as damaged, and verifies when read.
+"""Find ``latest-valid``: the newest checkpoint that is complete, not marked as damaged, and verifies when read.
 
-``latest-healthy``: the same, without unhealthy checkpoints.
+``latest-healthy`` also skips unhealthy checkpoints.
 """
 
 from __future__ import annotations
@@ -36,29 +36,31 @@ from ckstore.ops.refs.listing import (
 
 T = TypeVar("T")
 _LOCKED = "locked by "
-# For all checkpoints together: restarting a training must not wait ten seconds for each of a hundred.
+# The maximum time to wait for the locks of all checkpoints together. A training that restarts must not wait ten seconds
+# for each of a hundred checkpoints.
 LOCKED_S = 10.0
 Take = Callable[[CheckpointInfo, "CheckpointDirectory"], T]
 
 
 def take_newest_valid(context: Context, ref: str, take: Take[T], *, read_touched: bool) -> T:
-    """Return the result of `take` for the newest valid checkpoint that `ref` requests, which is open meanwhile.
+    """Return the result of `take` for the newest valid checkpoint that `ref` requests.
 
-    A checkpoint that is damaged, even if only `take` detects it, is marked and skipped with a `CkstoreWarning`. If
-    other processes have exclusive locks on checkpoints, to drop or to move them, this function waits up to `LOCKED_S`
-    in total, and then skips these checkpoints in the same way.
+    The checkpoint is open while `take` runs. A damaged checkpoint is marked and skipped with a `CkstoreWarning`, even
+    if only `take` detects the damage. If other processes have exclusive locks on checkpoints, to drop or to move them,
+    this function waits up to `LOCKED_S` in total. Then it skips these checkpoints, also with a warning.
 
     Args:
         context: The store.
         ref: ``latest-valid`` or ``latest-healthy``, optionally after ``RUN@``.
-        take: Called with the facts and the directory of a checkpoint, open and complete. Its errors other than
-            `DamagedBlob` are raised.
+        take: Called with the info and the open directory of a complete checkpoint. If it raises `DamagedBlob`, the next
+            checkpoint is tried.
         read_touched: Whether to read blobs whose times show that a program wrote to them. Set this if `take` reads no
             data.
 
     Raises:
-        NoSuchRef: There are no checkpoints.
-        NoWholeCheckpoint: No checkpoint is complete. The message has the problem of each.
+        NoSuchRef: There are no checkpoints, or none that the ref can name.
+        NoWholeCheckpoint: No checkpoint is complete. The message contains the problem of each checkpoint.
+        InUse: Other processes have locked every checkpoint.
     """
     parsed = in_one_run(context, parse_ref(ref))
     if parsed.kind not in VERIFIED_KINDS:
@@ -69,7 +71,8 @@ def take_newest_valid(context: Context, ref: str, take: Take[T], *, read_touched
     passed: list[Problem] = []
     deadline_s = time.monotonic() + LOCKED_S
     torn: set[CheckpointKey] = set()
-    # A superseded checkpoint comes after the one that supersedes it, so it is used only if that is damaged.
+    # A superseded checkpoint is tried after the checkpoint that supersedes it, so it is used only if the newer one is
+    # damaged.
     found = newest_first(infos(context, run, superseded=True, torn=torn))
     if repair_newer(context, found[0] if found else None, torn):
         found = newest_first(infos(context, run, superseded=True))
@@ -90,7 +93,7 @@ def take_newest_valid(context: Context, ref: str, take: Take[T], *, read_touched
             why = _why_locked(context.layout.checkpoint(info.key), error)
             passed.append(Problem(info.name, why, info.order, info.key))
             continue
-        except (FileNotFoundError, NotADirectoryError):  # dropped since it was listed
+        except (FileNotFoundError, NotADirectoryError):  # it was dropped after it was listed
             continue
         passed += newer_than(info, incomplete(context, run))
         if passed:
@@ -128,9 +131,9 @@ def _take(context: Context, info: CheckpointInfo, take: Take[T], deadline_s: flo
     is_repaired = False
     while True:
         try:
-            # Locked before it is checked, so that the checked checkpoint is the one that is read.
+            # Lock the checkpoint before checking it, so that the checked directory is the one that `take` reads.
             with open_checked(context, path, timeout_s=deadline_s - time.monotonic()) as directory:
-                # Check only the mark, and the sizes and times of the blobs. If `take` reads data, that checks every
+                # Check only the mark, and the sizes and times of the blobs. If `take` reads data, the read checks every
                 # byte.
                 _check_cheaply(context, directory, read_touched=read_touched)
                 health = directory.manifest.health
@@ -146,9 +149,9 @@ def _take(context: Context, info: CheckpointInfo, take: Take[T], deadline_s: flo
 
 
 def _why_locked(place: StorePath, error: InUse) -> str:
-    """Return which process has locked a checkpoint, as far as this user may see that."""
+    """Return a text that names the process with the lock on a checkpoint, if this user can see that process."""
     status = dirfd_stat.find(place)
-    if status is None:  # removed since
+    if status is None:  # it was removed in the meantime
         return error.message
     holding = holders.find_holders([(status.st_dev, status.st_ino)]).holders.get((status.st_dev, status.st_ino), [])
     who = " and ".join(f"process {holder.pid} ({holder.command})" for holder in holding) or "another process"
@@ -156,16 +159,19 @@ def _why_locked(place: StorePath, error: InUse) -> str:
 
 
 def newest_valid(context: Context, ref: str) -> CheckpointInfo:
-    """Return the newest checkpoint that is valid by a cheap check; blobs that a program wrote to are read."""
+    """Return the newest checkpoint that is valid by a cheap check, which reads only blobs that a program wrote to."""
     return take_newest_valid(context, ref, lambda info, _: info, read_touched=True)
 
 
 def fill_from_newest_valid(
     context: Context, ref: str, read: Callable[[CheckpointDirectory], T], *, strict: bool, verify: bool
 ) -> T:
-    """Do the same as `take_newest_valid` for a `read` that fills a target. With `strict`, it fills the whole target."""
-    # Without `strict`, a damaged checkpoint could leave values that the next one does not replace. Therefore each is
-    # read and checked before the target is changed.
+    """Do the same as `take_newest_valid` for a `read` that fills a target.
+
+    `strict` is whether `read` fills the whole target.
+    """
+    # Without `strict`, a damaged checkpoint could leave values that the next checkpoint does not replace. Therefore
+    # each checkpoint is read and checked completely before the target is changed.
     begun: list[str] = []
 
     def take(info: CheckpointInfo, directory: CheckpointDirectory) -> T:
@@ -200,7 +206,7 @@ def _check_cheaply(context: Context, directory: CheckpointDirectory, *, read_tou
 
 
 def check_whole(context: Context, directory: CheckpointDirectory, indexes: list[int] | None = None) -> None:
-    """Read some blobs of an open checkpoint by index, or all; mark the checkpoint if they are damaged."""
+    """Read the blobs with these indexes, or all blobs. If one is damaged, mark the checkpoint and raise."""
     with Verifier(context) as checker:
         chosen = range(len(directory.manifest.stored)) if indexes is None else indexes
         damage = [found for found in checker.blobs(directory, chosen) if found.affects]

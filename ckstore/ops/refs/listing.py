@@ -1,7 +1,7 @@
-"""List checkpoints, and find the newest one (`latest`) and the run that a ref without a run means.
+"""List checkpoints, find the newest one (`latest`), and find the run for a ref without a run.
 
-The directories are authoritative; the catalog only avoids reading manifests. A wrong row of the catalog must not make
-another checkpoint the newest, and `latest` without a run must never mean a checkpoint of another training.
+The directories are authoritative, and the catalog only avoids reading manifests. A wrong row of the catalog must not
+make another checkpoint the newest, and `latest` without a run must never mean a checkpoint of another training.
 
 A directory in ``checkpoints/RUN/`` that is named like a checkpoint but is incomplete is reported if it may be newer
 than the newest complete one. Leftovers of dead saves in ``staging/`` are not reported.
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ckstore.objects.layout import Layout, OpenRuns
 
 
-# The maximum number of times that checkpoints are listed again, because one was replaced or dropped during the listing.
+# The maximum number of times that checkpoints are listed again because one was replaced or dropped during the listing.
 _LIST_TRIES = 5
 Order = tuple[int, str, str, int]
 _PROBLEMS_SHOWN = 5
@@ -51,17 +51,17 @@ def infos(
 ) -> list[CheckpointInfo]:
     """Return all complete checkpoints of one run, or of all runs, in the order of their commits, oldest first.
 
-    If the stamp of a directory is unchanged, the row of the catalog is used. Other manifests are read.
+    If the stamp of a directory is unchanged, the row of the catalog is used. Otherwise, the manifest is read.
 
     Args:
         context: The store.
         run: The run. If None, all runs.
-        newest: Return only this many of the newest, and do not check the others.
-        only: Return only checkpoints for whose step this function is True, and do not check the others.
-        at: Return only checkpoints in these directories, whose stamps are given. Directories are not listed.
-        superseded: Whether to include superseded checkpoints, which are marked as such.
+        newest: The maximum number of checkpoints to return, the newest ones. Older checkpoints are not checked.
+        only: A function that selects checkpoints by step. Other checkpoints are neither returned nor checked.
+        at: Directories with their stamps. Only checkpoints in them are returned, and no directory is listed.
+        superseded: Whether to include superseded checkpoints, with `CheckpointInfo.superseded` set.
         torn: A set to which the checked directories without a complete checkpoint are added.
-        tries: How often to list again if checkpoints disappear.
+        tries: The maximum number of times to list again if checkpoints disappear.
     """
     if run is not None:
         check_run(run)
@@ -84,21 +84,24 @@ def infos(
         again = infos(context, run, only=only, superseded=superseded, torn=torn, tries=tries - 1)
         return again[-newest if newest else 0 :]
     listed = with_superseded(found)
-    if superseded:  # keep only the latest form of each checkpoint
+    if superseded:  # keep only the latest generation of each checkpoint
         newest_form = {info.id: info for info in listed}
         listed = [info for info in listed if newest_form[info.id] is info]
     else:
         listed = [info for info in listed if not info.superseded]
     if newest is not None and (
         len(listed) < min(newest, len(published))  # some disappeared, are incomplete or are superseded
-        or any(info.out_of_order for info in listed)  # then other checkpoints are newer
+        or any(info.out_of_order for info in listed)  # other checkpoints are newer
     ):
         return infos(context, run, only=only, superseded=superseded, torn=torn)[-newest:]
     return listed
 
 
 def with_superseded(found: list[CheckpointInfo]) -> list[CheckpointInfo]:
-    """Return these checkpoints, given in order, with a mark on those that another one of their step supersedes."""
+    """Return checkpoints, and set `superseded` for those with a newer checkpoint of the same step.
+
+    `found` must be in the order of commits.
+    """
     if len({(info.run, info.step) for info in found}) == len(found):
         return found
     # Among the generations of one checkpoint, the latest one that is not known to be damaged is the current one.
@@ -120,7 +123,7 @@ def infos_at(
     """Return the complete checkpoints in listed directories, like `infos`.
 
     The result may have fewer than `newest` checkpoints if some disappeared. With `seek`, the catalog is queried for
-    each directory, which is fast for few.
+    each directory, which is fast for a few directories.
     """
     rows, to_read = _from_catalog(context, published, run, None if seek else newest, seek=seek)
     asked = to_read
@@ -163,7 +166,7 @@ def _from_catalog(
         return [], set(published)
     if wrong_count:
         write_again(context, unknown, damaged_count=wrong_count)
-    # If the id in a row has another hash, the row was written before store.json was changed.
+    # If the id in a row is of another hash algorithm, the row was written before store.json was changed.
     strangers = {info.key for info in rows if not info.id.startswith(f"{context.layout.hash_prefix}-")}
     if strangers and newest is not None:  # query all rows, since older checkpoints are needed instead
         return _from_catalog(context, published, run, None, seek=seek)
@@ -203,7 +206,7 @@ class Problem(NamedTuple):
 
 
 def incomplete(context: Context, run: str | None) -> list[Problem]:
-    """Return the directories of a run, or of all, that hold no complete checkpoint."""
+    """Return the directories of a run, or of all runs, that hold no complete checkpoint."""
     torn: set[CheckpointKey] = set()
     infos(context, run, superseded=True, torn=torn)
     return problems_of(context, torn)
@@ -228,7 +231,7 @@ def _problem(context: Context, key: CheckpointKey) -> Problem | None:
     if not problem:  # it was repaired
         return None
     if glanced.manifest is None:
-        # Without a manifest, its place in the order is unknown.
+        # Without a manifest, the place of the checkpoint in the order is unknown.
         return Problem(key.name, f"{problem} (so it may be older)", None, key)
     order = (glanced.manifest.sequence, glanced.manifest.created, glanced.manifest_id, key.generation)
     return Problem(key.name, problem, order, key)
@@ -242,7 +245,7 @@ def newer_than(info: CheckpointInfo, found: Iterable[Problem]) -> list[Problem]:
 def repair_newer(context: Context, newest: CheckpointInfo | None, torn: Collection[CheckpointKey]) -> bool:
     """Repair one incomplete directory that is newer than `newest`, if possible; return whether one was repaired.
 
-    The newest directory is tried first. The data comes from a remote.
+    The newest directory is tried first. The data is downloaded from a remote.
     """
     if not torn or context.rescuer is None:
         return False
@@ -257,7 +260,7 @@ def check_newest(
     torn: Collection[CheckpointKey],
     ref: str = "latest",
 ) -> None:
-    """Raise if all checkpoints are incomplete; warn once per open store if incomplete ones are newer than `newest`.
+    """Raise if all checkpoints are incomplete. Warn once per open store if incomplete ones are newer than `newest`.
 
     Args:
         context: The store.
@@ -288,7 +291,7 @@ def tell_torn(context: Context, newest: CheckpointInfo | None, torn: Collection[
 
 
 def nothing_whole(ref: str, run: str | None, found: Sequence[Problem]) -> NoWholeCheckpoint:
-    """Return the error for a ref to the newest checkpoint if all are incomplete."""
+    """Return the error for a ref to the newest checkpoint if all checkpoints are incomplete."""
     of_run = "" if run is None else f" of the run {run!r}"
     again = f"to start over, save to another run, or delete this one: ckstore delete --run {found[0].key.run}"
     return NoWholeCheckpoint(
@@ -311,7 +314,7 @@ def newest(context: Context, run: str | None) -> CheckpointInfo | None:
     """Return the newest checkpoint of a run, or of all runs, or None if there are no checkpoints.
 
     Raises:
-        NoWholeCheckpoint: Directories of checkpoints exist, but no complete checkpoint.
+        NoWholeCheckpoint: Directories of checkpoints exist, but none holds a complete checkpoint.
     """
     torn: set[CheckpointKey] = set()
     found = _newest(context, run, torn)
@@ -323,8 +326,9 @@ def newest(context: Context, run: str | None) -> CheckpointInfo | None:
 
 def _newest(context: Context, run: str | None, torn: set[CheckpointKey]) -> CheckpointInfo | None:
     """Return the newest checkpoint, like `newest`, and add the directories without a complete checkpoint to `torn`."""
-    # Read the manifest of the found checkpoint and the manifest that was written last, which is usually the same one.
-    # Therefore a row that differs from its manifest cannot make another checkpoint the newest.
+    # Read two manifests: that of the newest checkpoint by its row in the catalog, and the manifest that was written
+    # last. They are usually the same. Therefore a row that differs from its manifest cannot make another checkpoint the
+    # newest.
     sured: set[str] = set()
     while True:
         torn.clear()
@@ -341,12 +345,12 @@ def _newest(context: Context, run: str | None, torn: set[CheckpointKey]) -> Chec
             if not found:
                 return None
             suspects = {info.id: info for info in (*_written_last(context, published, found[0]), *found)}
-            # If all candidates were read and the newest is still the same one, the loop ends.
+            # End the loop if it found no candidate whose manifest has not been read.
             if suspects.keys() <= sured:
                 return found[0]
             sured |= suspects.keys()
             try:
-                # Do not use `runs`, which remembers marks from before.
+                # Do not pass `runs`, whose cached list of small files, such as marks, may be outdated.
                 read = [from_manifests(context, info) for info in suspects.values()]
             except DamagedBlob:  # loading the checkpoint reports the damage
                 return found[0]
@@ -360,11 +364,11 @@ def _newest(context: Context, run: str | None, torn: set[CheckpointKey]) -> Chec
 def _written_last(
     context: Context, published: Mapping[CheckpointKey, Stamp | None], newest: CheckpointInfo
 ) -> list[CheckpointInfo]:
-    """Return the checkpoint whose manifest was written last if it is complete and not `newest`, otherwise nothing."""
+    """Return the checkpoint whose manifest was written last, unless it is incomplete or is `newest`."""
     written = {place: stamp for place, stamp in published.items() if stamp is not None}
     if not written:
         return []
-    # Also consider the time: if the number in a row has rotted to a small one, it would hide the newest checkpoint.
+    # Find it by the modification time: a sequence number that rotted to a small one would hide the newest checkpoint.
     place = max(written, key=lambda place: written[place].mtime_ns)
     return [] if place == newest.key else infos(context, at={place: written[place]})
 
@@ -411,7 +415,7 @@ def _refuse_several(context: Context, ref: Ref) -> None:
 
 
 def run_summaries(context: Context) -> list[RunSummary]:
-    """Return all runs with a complete checkpoint, in the order of their newest commits, oldest first."""
+    """Return a summary of each run with a complete checkpoint, in the order of their newest commits, oldest first."""
     found: list[RunSummary] = []
     with context.layout.open_runs() as runs:
         for run in context.layout.runs():
@@ -437,7 +441,7 @@ def _proposed(context: Context, runs: OpenRuns, run: str) -> RunSummary | None:
 
 
 def no_such_run(layout: Layout, run: str) -> NoSuchRef:
-    """Return the error for a run that the store does not have, with the existing runs."""
+    """Return the error for a run that the store does not have. The error names the existing runs."""
     msg = f"there is no run {run!r} in {layout.root}"
     if trash.waits(layout, run):
         by_command = f"its checkpoints were deleted; ckstore undo --run {run} restores them"

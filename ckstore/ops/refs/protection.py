@@ -1,4 +1,4 @@
-"""Protection of checkpoints by tags and pins. Retention, `delete` and replacements never remove a protected one."""
+"""Protect checkpoints by tags and pins. Retention, `delete` and replacements never remove a protected checkpoint."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ _TRIES = 5
 def check_unprotected(context: Context, key: CheckpointKey, info: CheckpointInfo | None = None) -> None:
     """Raise if a tag or an unexpired pin names a checkpoint. The caller holds the exclusive lock of its directory.
 
-    Without `info`, as for an unreadable manifest, every pin of the step whose id fits the directory counts.
+    Without `info`, for example if the manifest cannot be read, every pin of the step whose id fits the directory
+    counts.
     """
     # Check the tags first: an entry of refs/ that cannot be read may protect any checkpoint.
     check_tags(context.layout)
@@ -76,7 +77,7 @@ def _doubt(layout: Layout, name: str, text: str | None) -> str:
 
 
 def check_tags(layout: Layout) -> None:
-    """Raise if it is not known which checkpoint a tag protects."""
+    """Raise if an entry of ``refs/`` does not show which checkpoint it protects."""
     # If refs/ is a symlink or a file, the tags are unknown, which is not the same as having no tags.
     with suppress(FileNotFoundError), files.opened_directory(layout.refs):
         pass
@@ -99,9 +100,9 @@ def way_out(name: str) -> str:
 
 @contextmanager
 def held(context: Context, info: CheckpointInfo, *, is_durable: bool = False) -> Iterator[locks.DirectoryLock]:
-    """Lock a checkpoint for use (rule L), and make its name durable (rule F); yield the lock.
+    """Lock a checkpoint for use (rule L), make its name durable (rule F), and yield the lock.
 
-    With `is_durable`, the caller has already made its name durable.
+    With `is_durable`, the caller has already made the name durable.
     """
     context.check_writable()
     with ExitStack() as locked:
