@@ -1,8 +1,8 @@
 """Check whether a checkpoint is valid.
 
 A checkpoint is valid if it is complete, the sizes and times of its blobs are right, and it is not marked as damaged.
-The check reads the manifest and no data. If a read or a verification finds damage, it writes a mark into the directory
-of the checkpoint and changes the time of the blob.
+The check reads the manifest and no data. A read or a verification that finds damage writes a mark into the directory of
+the checkpoint, and changes the modification time of the damaged blob.
 """
 
 from __future__ import annotations
@@ -46,15 +46,16 @@ class Glance:
     manifest: Manifest | None = None  # None if it cannot be read
     manifest_id: str = ""  # empty if the manifest cannot be read
     problem: str = ""  # why the checkpoint is not complete, or the text of the mark; empty if there is no problem
-    # Blobs of the right size but with another time, since a program wrote to them or copied them without their time.
-    # Only reading them shows whether they are right.
+    # Blobs of the right size with a changed modification time: a program wrote to them, or copied them without their
+    # time. Only reading these blobs shows whether their bytes are right.
     touched: tuple[BlobRecord, ...] = ()
 
 
 def why_not_valid(context: Context, info: CheckpointInfo) -> str:
     """Return why a checkpoint is not valid, in one sentence, or an empty string if it is valid.
 
-    A checkpoint that was removed or replaced is not valid. This function takes no lock, so the caller may hold any.
+    A checkpoint that was removed or replaced is not valid. This function takes no lock, so the caller may hold any
+    lock.
     """
     try:
         glanced = glance(context.layout.checkpoint(info.key), info.key, context.known.manifests)
@@ -113,13 +114,13 @@ def _manifest_in(fd: int, path: StorePath, cache: ManifestCache | None) -> tuple
 
 
 def open_checked(context: Context, path: StorePath, *, timeout_s: float = 10.0) -> CheckpointDirectory:
-    """Open the checkpoint in the directory `path` of the store, such that damage found by reads is marked."""
+    """Open the checkpoint in the directory `path` of the store. Reads that find damage will mark the checkpoint."""
     # The reader keeps the lock, so that a mark is written into the directory that was read, even if it was moved.
     lock = locks.lock_shared(path, timeout_s=timeout_s)
     try:
         directory = CheckpointDirectory.locked(path, lock, context.layout.hash_prefix)
     except BaseException as error:
-        # A checkpoint with another hash is not damaged in its own store.
+        # A checkpoint with another hash algorithm belongs to another store, and is not damaged.
         if isinstance(error, DamagedBlob) and not isinstance(error, OtherHash):
             remember(context, lock, [MarkEntry("", (), error.message)])
         lock.release()
@@ -143,8 +144,8 @@ def remember(
 ) -> bool:
     """Write a mark of damage into the locked directory of a checkpoint, and return whether this was possible.
 
-    With `distrust`, the times of the blobs are also changed, so that no save reuses them, and saving the same bytes
-    again heals them. No `OSError` is raised, since it would hide the damage.
+    With `distrust`, the times of the blobs are also changed. Then no save reuses these blobs, and a save of the same
+    bytes heals them. No `OSError` is raised, since it would hide the damage.
     """
     if context.readonly or context.writes_disabled_because:
         return False
@@ -170,11 +171,12 @@ def remember(
 def _withdraw(layout: Layout, digest: str, lock: locks.DirectoryLock) -> None:
     """Remove the canonical name of a damaged blob if its file belongs to another user.
 
-    Only the owner of a file can change its time. If the time is unchanged, saves would reuse the blob by this name.
+    Only the owner of a file can change its time. With an unchanged time, saves would still reuse the blob through this
+    name.
     """
     canonical = layout.blob(digest)
     damaged, offered = dirfd_stat.find(lock.inside / BLOBS / digest), dirfd_stat.find(canonical)
-    # If the file belongs to this user, its time was changed, and no save reuses it.
+    # If the file belongs to this user, its time was already changed, so no save reuses it.
     if damaged is None or offered is None or damaged.st_uid == os.geteuid():
         return
     same = (damaged.st_dev, damaged.st_ino) == (offered.st_dev, offered.st_ino)

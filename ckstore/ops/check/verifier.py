@@ -1,7 +1,7 @@
 """Check checkpoints one after another, reading every copy of a blob once, even if many checkpoints share it.
 
 Several threads read, each with one buffer. A checkpoint is locked while it is checked, so that no process deletes it.
-If it was deleted before, it is skipped.
+A checkpoint that was already deleted is skipped.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class Verifier:
         self.good: set[Unit] = set()  # the copies that were read and were intact
         self.bad: set[Unit] = set()  # the copies that were read and were damaged
         self.missing: set[str] = set()  # blobs that a checkpoint needs and lacks
-        self.away: set[CheckpointKey] = set()  # the checkpoints with data on a remote only
-        self.ids: dict[CheckpointKey, str] = {}  # the id of each checkpoint that has a manifest
+        self.away: set[CheckpointKey] = set()  # the checkpoints with blobs that only a remote has
+        self.ids: dict[CheckpointKey, str] = {}  # the id of each checkpoint with a readable manifest
         # The `row_digest` of each checkpoint that is complete locally, so that its manifest is not parsed again.
         self.row_digests: dict[CheckpointKey, str] = {}
         # The checkpoints that were skipped because another process had locked them for too long.
@@ -92,7 +92,7 @@ class Verifier:
         self._budget = ReadBudget(None)
 
     def file(self, path: StorePath, digest: str, nbytes: int) -> str | None:
-        """Check a file that should be a blob and is in no checkpoint; return its problem, or "" if it is intact.
+        """Check a file that should be a blob and is in no checkpoint. Return its problem, or "" if the file is intact.
 
         Return None if the budget does not allow reading the file, or if it was removed. In a writable store, the time
         of a damaged file is changed, so that no save reuses it.
@@ -116,7 +116,7 @@ class Verifier:
     def checkpoint(
         self, key: CheckpointKey, only: Container[Unit] | None = None
     ) -> tuple[VerifyOrder, list[Damage]] | None:
-        """Check one checkpoint, and mark it or remove its mark; return its place in the order, and its damage.
+        """Check one checkpoint, mark it or remove its mark, and return its place in the order and its damage.
 
         Return None if the checkpoint was removed, is `locked`, or cannot be read by this user.
 
@@ -150,7 +150,7 @@ class Verifier:
             order: VerifyOrder = (1, step, run, "")
             try:
                 directory = CheckpointDirectory.locked(path, lock, self._context.layout.hash_prefix)
-            except OtherHash as error:  # a checkpoint with another hash is not damaged, so it is not marked
+            except OtherHash as error:  # a checkpoint with another hash algorithm is not damaged, so it is not marked
                 return order, [Damage(run, step, (), "", str(error))]
             except DamagedBlob as error:
                 new = damage = [Damage(run, step, (), "", error.message)]
@@ -170,7 +170,7 @@ class Verifier:
         return order, damage
 
     def _known(self, directory: CheckpointDirectory, damage: list[Damage]) -> Iterator[Damage]:
-        """Yield the damage that the mark of a checkpoint records about blobs that were not read now."""
+        """Yield the damage that the mark of a checkpoint records for blobs that were not read now."""
         manifest, mark = directory.manifest, marks.read_mark(directory.lock.fd)
         reported = {found.blob for found in damage}
         sizes = {blob.digest: blob for blob in manifest.stored}
@@ -199,8 +199,8 @@ class Verifier:
         pieces, teller = _pieces(manifest), Teller(manifest)
         damage = []
         work = iter(indexes if only is None else _wanted(directory, indexes, only))
-        # Read the first blob by itself: if several began at once, another one could use up the budget, and the first
-        # would never be read.
+        # Read the first blob by itself. If several reads began at once, another read could use up the budget, and the
+        # first blob would never be read.
         while batch := list(islice(work, 1 if self._budget.fresh else _BATCH)):
             with closing(self._pool.map(lambda i: self._one(directory, i, pieces[i]), batch)) as results:
                 for index, checked in results:
@@ -209,13 +209,13 @@ class Verifier:
                         self._report(self.checked_bytes)
                     if checked.problem or checked.bad:
                         damage.append(teller.damage(index, checked))
-        # If files are damaged, their damage already includes everything that is decoded from them.
+        # Decode only if all files are intact. The damage of a file already includes everything that is decoded from it.
         if not (manifest.form.is_plain or damage):
             damage += self._decoded(directory, teller)
         return damage
 
     def _decoded(self, directory: CheckpointDirectory, teller: Teller) -> Iterator[Damage]:
-        """Decode each encoded blob whose files are intact and that was not decoded yet; yield the damaged ones."""
+        """Decode each encoded blob whose files are intact, unless it was decoded before, and yield the damage."""
         # Equal files always decode to the same bytes, so a blob is decoded once even if many checkpoints have it.
         right = {unit[2] for unit in self.good}
         manifest = directory.manifest
@@ -247,7 +247,7 @@ class Verifier:
         blob = directory.manifest.stored[index]
         unit = unit_of(directory, blob)
         if unit is None and not directory.must_have(blob.digest):
-            # The blob is neither damaged nor read: data on a remote is compared when it is downloaded.
+            # Only a remote has the blob, so it is not read now. It is checked when it is downloaded.
             self.away.add(CheckpointKey(directory.manifest.run, directory.manifest.step, directory.lock.inside.name))
             return index, Checked()
         if unit is None:
@@ -255,8 +255,8 @@ class Verifier:
             return index, check_blob(
                 directory, blob, pieces, ReadMode(self._buffer(), pace=self._pace, by_size=self._quick)
             )
-        # A blob that many checkpoints share is read completely once. Later checkpoints read only pieces that no earlier
-        # one has named.
+        # A blob that many checkpoints share is read completely once. For later checkpoints, only pieces that no earlier
+        # checkpoint named are read.
         new = unit not in self._results
         problem, known = self._results.get(unit, ("", {}))
         unknown = pieces - known.keys()
@@ -270,7 +270,7 @@ class Verifier:
             return index, checked
         problem = problem or checked.problem
         known.update((piece, checked.bad.get(piece, "")) for piece in unknown)
-        # Another checkpoint may name the whole blob as one piece, which need not be read again.
+        # Another checkpoint may name the whole blob as one piece. This piece need not be read again.
         if new:
             known.setdefault((blob.digest, 0, blob.nbytes), problem)
         self._results[unit] = (problem, known)
@@ -285,7 +285,7 @@ class Verifier:
         return index, Checked(problem, bad, checked.read_bytes)
 
     def _is_right_by_another_name(self, unit: Unit) -> bool:
-        """Whether the bytes of the inode are right under another name, so that only this name is wrong."""
+        """Whether the bytes of the file match the digest in another of its names, so that only this name is wrong."""
         return self._right_names.get(unit[:2], unit[2]) != unit[2]
 
     def _buffer(self) -> memoryview:
@@ -369,10 +369,10 @@ class Teller:
         return self._by_storages[hurt]
 
     def _look(self) -> dict[int, list[tuple[int, Piece | None]]]:
-        """Return the storages and pieces in each file, and record the values in each storage.
+        """Return the storages and pieces in each file, and record the values and committed files in each storage.
 
-        None stands for a piece that is decoded from the file, directly or as a base. Any damage of the file may damage
-        such a piece.
+        None stands for a piece that is not in the file but is decoded from it, directly or as a base. Any damage of the
+        file may damage such a piece.
         """
         storages: dict[int, list[tuple[int, Piece | None]]] = defaultdict(list)
         numbers = {file.digest: number for number, file in enumerate(self._manifest.stored)}
