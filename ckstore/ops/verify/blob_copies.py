@@ -4,8 +4,8 @@ An intact copy is a file with the right bytes. A copy is used only after its byt
 copy of a blob is intact, the blob is assembled from its pieces, which can be recognized by their own digests in damaged
 copies and in other blobs.
 
-A file that cannot be read is not an intact copy. An error that is not about the file (`files.NOT_OF_THE_FILE`)
-is raised by every function here that reads bytes. Otherwise an intact copy would count as damaged and be put into
+A file that cannot be read is not an intact copy. Every function in this module that reads bytes raises errors that are
+not about the file itself (`files.NOT_OF_THE_FILE`). Otherwise an intact copy would count as damaged and be moved to
 quarantine.
 """
 
@@ -48,7 +48,7 @@ class BlobRequest:
 
     digest: str
     nbytes: int
-    pieces: set[Piece] = field(default_factory=set)  # its pieces, by the manifests of checkpoints
+    pieces: set[Piece] = field(default_factory=set)  # its pieces according to the manifests of checkpoints
     places: list[tuple[str, int, str]] = field(default_factory=list)  # run, step and id of checkpoints that need it
     keys: set[CheckpointKey] = field(default_factory=set)  # the directories of these checkpoints
 
@@ -63,7 +63,7 @@ class Right:
 
 
 class Copies:
-    """Searches for right bytes of blobs. Each directory is walked at most once."""
+    """Finds the right bytes of blobs. Each directory is walked at most once."""
 
     def __init__(self, context: Context, sources: Iterable[Path], asked: CopySource | None = None) -> None:
         self._layout = context.layout
@@ -74,7 +74,7 @@ class Copies:
     def whole(self, wanted: BlobRequest) -> Right | None:
         """Return an intact copy of a blob, or None."""
         unread: list[OSError] = []
-        # Prefer copies in the store, which can be linked. Copies outside the store must be copied.
+        # Prefer copies in the store, which can be linked. Files outside the store must be copied.
         for path in names_of(self._layout, wanted.digest):
             untouched = is_untouched(path, wanted)
             data = _read_if_right(path, wanted, unread)
@@ -91,11 +91,12 @@ class Copies:
 
     def found(self, wanted: BlobRequest) -> Right | None:
         """Return right bytes of a blob from any source and in any form, or None."""
-        # Ask other places before searching for pieces, since that search reads every manifest of the store.
+        # Request the blob from other places before searching for pieces, since a search for pieces reads every manifest
+        # of the store.
         return self.whole(wanted) or self.asked(wanted) or self.assembled(wanted) or self.decoded(wanted)
 
     def asked(self, wanted: BlobRequest) -> Right | None:
-        """Return a blob from another place, such as a remote, or None if no place sends it; set `problems`."""
+        """Return a blob from another place, such as a remote, or None if no place sends it. Record the `problems`."""
         if not self._asked or not wanted.places:
             return None
         answer = self._asked.blob(BlobRecord(wanted.digest, wanted.nbytes), wanted.places)
@@ -109,7 +110,7 @@ class Copies:
         return None if found is None else Right(f"its encoded form in {found[1]}", data=found[0])
 
     def assembled(self, wanted: BlobRequest) -> Right | None:
-        """Return a blob assembled from intact pieces, or None if some are missing."""
+        """Return a blob assembled from intact pieces, or None if some pieces are missing."""
         same: list[File] = [
             *names_of(self._layout, wanted.digest),
             *(p for tree in self._sources for p in tree.named(wanted)),
@@ -117,17 +118,17 @@ class Copies:
         images = [image for path in dict.fromkeys(same) if (image := _read(path, 0, wanted.nbytes)) is not None]
         for manifest in (found for tree in self._sources for _, found in tree.manifests):
             add_pieces(manifest, {wanted.digest: wanted})
-        # Bytes between the pieces have no digest of their own. Try those of each damaged copy, and then zeros.
+        # Bytes between the pieces have no digest of their own. For these bytes, try each damaged copy, and then zeros.
         for base in [*images, bytearray()]:
             whole = base[: wanted.nbytes] + bytes(max(0, wanted.nbytes - len(base)))
             sources = {source for piece in wanted.pieces if (source := self._mend(whole, piece, images))}
-            # Compare the whole blob even if all pieces are right, since the bytes between them may be wrong.
+            # Compare the whole blob even if all pieces are right, since the bytes between the pieces may be wrong.
             if algorithm_of(wanted.digest).digest(whole) == wanted.digest:
                 return Right(f"pieces in {', '.join(sorted(sources)) or 'damaged copies'}", data=whole)
         return None
 
     def asked_manifest(self, key: CheckpointKey) -> tuple[str, bytes, str] | None:
-        """Return the id and the manifest of the checkpoint of a directory, and the place that sent it, or None."""
+        """Return the id and manifest of the checkpoint at `key`, and the place that sent the manifest, or None."""
         answer = self._asked.manifest(key) if self._asked and not key.is_draft else None
         if answer is None or answer.data is None:
             return None
@@ -135,7 +136,7 @@ class Copies:
         return parse_manifest(data, where=f"the manifest at {answer.source}")[1], data, answer.source
 
     def manifest(self, run: str, step: int, manifest_id: str) -> tuple[bytes, str] | None:
-        """Return the manifest of a checkpoint with that id, and its source, or None."""
+        """Return the manifest of a checkpoint with that id, and the source of the manifest, or None."""
         for tree in self._sources:
             for path, found in tree.manifests:
                 if (found.run, found.step) != (run, step):
@@ -163,7 +164,7 @@ class Copies:
         return ""
 
     def _other_places(self, piece: Piece) -> Iterator[Range]:
-        """Yield other places where the bytes of a piece should be."""
+        """Yield other files, with offsets, that should contain the bytes of a piece."""
         yield from ((path, 0) for path in names_of(self._layout, piece[0]))
         yield from self._own_pieces.get(piece[0], ())
         for tree in self._sources:
@@ -182,7 +183,7 @@ class Copies:
 
 
 class _Tree:
-    """A directory outside the store. It is walked once, without following symlinks; unreadable files are skipped."""
+    """A directory outside the store. It is walked once, without following symlinks. Unreadable files are skipped."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -191,7 +192,7 @@ class _Tree:
         return self.by_name.get(wanted.digest, [])
 
     def may_be(self, wanted: BlobRequest) -> Iterator[Path]:
-        """Yield the files that may have the bytes: first those with that name, then those with that size."""
+        """Yield the files that may have the bytes: first files named like the blob, then files of the same size."""
         yield from self.named(wanted)
         yield from self._walked[1].get(wanted.nbytes, ())
 
@@ -293,7 +294,7 @@ def _add_places(found: dict[str, list[Range]], manifest: Manifest, directory: Fi
 
 
 def is_right(path: File, wanted: BlobRequest) -> bool:
-    """Whether a file has the bytes of a blob; it is read from the disk, not from the page cache."""
+    """Whether a file has the bytes of a blob. The file is read from the disk, not from the page cache."""
     return _read_if_right(path, wanted) is not None
 
 
@@ -306,7 +307,10 @@ def is_untouched(path: File, wanted: BlobRequest) -> bool:
 
 
 def _read_if_right(path: File, wanted: BlobRequest, unread: list[OSError] | None = None) -> bytearray | None:
-    """Return the bytes of a file if they are those of a blob, otherwise None. Add errors to `unread` if it is given."""
+    """Return the bytes of a file if they are those of a blob, otherwise None.
+
+    If `unread` is given, an error is added to it instead of being raised.
+    """
     try:
         data = _read(path, 0, wanted.nbytes + 1)
     except OSError as error:

@@ -12,12 +12,12 @@ from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.times import text_of_time
 from ckstore.ops.context import Context
 
-# A verification does not wait long: if the record is lost, saves only read the blob again sooner than necessary.
+# The timeout is short, because a lost record only makes saves read the blobs again sooner than necessary.
 _TIMEOUT_S = 5.0
 
 
 def with_oldest_reading(context: Context, info: CheckpointInfo) -> CheckpointInfo:
-    """Return `info` with the time of the oldest reading of its blobs, if the catalog has one for each blob."""
+    """Return `info` with the time of the oldest reading of its blobs, if the catalog has a reading of each blob."""
     try:
         _, unread, oldest_ns = context.catalog.oldest_reading(info.key, now_ns=time.time_ns())
     except CatalogUnavailable:  # calls that need the catalog report the error
@@ -28,8 +28,11 @@ def with_oldest_reading(context: Context, info: CheckpointInfo) -> CheckpointInf
 
 
 def record_readings(context: Context, digests: Iterable[str], read_ns: int) -> None:
-    """Record that blobs were read completely and are intact. A failure only makes saves read them again sooner."""
+    """Record that blobs were read completely and are intact.
+
+    No `CkstoreError` is raised, since a failure only makes saves read the blobs again sooner than necessary.
+    """
     try:
         context.catalog.record_readings(dict.fromkeys(digests, (read_ns, 0)), timeout_s=_TIMEOUT_S)
-    except CkstoreError:  # then saves read the blobs sooner than necessary
+    except CkstoreError:
         return

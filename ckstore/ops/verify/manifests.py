@@ -20,9 +20,9 @@ from ckstore.ops.verify.blob_copies import Copies
 
 
 def repair_manifest(context: Context, copies: Copies, key: CheckpointKey) -> tuple[Repair | None, str]:
-    """Restore the manifest of a checkpoint from a copy with its id; return the repair, or None and the reason."""
-    # A compacted checkpoint gets both documents: with only the plain manifest, blobs that exist in encoded form would
-    # be reported as missing.
+    """Restore the manifest of a checkpoint from a copy with the same id. Return the repair, or None and the reason."""
+    # For a compacted checkpoint, both documents are restored: with only the plain manifest, blobs that exist in encoded
+    # form would be reported as missing.
     run, step, _ = key
     path = context.layout.checkpoint(key)
     try:
@@ -30,8 +30,8 @@ def repair_manifest(context: Context, copies: Copies, key: CheckpointKey) -> tup
             return None, ""  # the manifest is intact, so another part of the directory is damaged
     except (DamagedBlob, InUse, FileNotFoundError, NotADirectoryError):
         pass
-    # Search by the id of the checkpoint: a manifest with only the same run and step may belong to another training. The
-    # name of the directory contains the first digits of the id, except in stores of a draft format.
+    # Search by the id of the checkpoint, since another manifest of the same run and step may belong to another
+    # training. The name of the directory contains the first digits of the id, except in stores of a draft format.
     ids = [id for id in _ids_of(context, run, step, path) if key.fits(run, step, id)]
     reason = "no intact manifest exists"
     asked = copies.asked_manifest(key)
@@ -64,7 +64,7 @@ def repair_manifest(context: Context, copies: Copies, key: CheckpointKey) -> tup
 
 
 def _ids_of(context: Context, run: str, step: int, path: StorePath) -> list[str]:
-    """Return the possible ids of a checkpoint with a damaged manifest, from the catalog and its remaining files."""
+    """Return the possible ids of a checkpoint with a damaged manifest, from the catalog and the remaining files."""
     ids: list[str] = []
     try:
         ids += [info.id for info in context.catalog.infos(run) if info.step == step]

@@ -1,7 +1,7 @@
-"""Repair: put damaged blobs into quarantine, and replace them by intact copies in every checkpoint that names them.
+"""Move damaged blobs to quarantine, and replace them with intact copies in every checkpoint that uses them.
 
-A repair works in its own staging directory and replaces each name by one rename, as a save does. If its process dies,
-every name has the old or the new copy, and the next opener moves the staging directory to trash.
+A repair works in a staging directory of its own, and replaces each link to a damaged blob with one rename. If the
+process dies, each link refers to the old or to the new copy, and the next opener moves the staging directory to trash.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class RepairOutcome:
     held: dict[CheckpointKey, InUse] = field(default_factory=dict)
 
     def put_aside(self, context: Context, digest: str, names: Iterable[StorePath]) -> None:
-        """Put damaged copies into quarantine."""
+        """Move damaged copies to quarantine."""
         made = put_aside(context.layout, digest, names)
         self.quarantined += [path.inner for path in made]
 
@@ -63,14 +63,15 @@ def repair(
         context: The store.
         damage: The damage.
         sources: Other stores and directories with copies.
-        canonical: The digests of blobs whose canonical name has wrong bytes that no checkpoint has.
-        right: Device and inode number of files whose bytes are right under another name, so that only a name is wrong.
-        asked: The source of blobs that the store and `sources` do not have.
+        canonical: The digests of blobs whose file at the canonical name is damaged and is in no checkpoint.
+        right: Device and inode number of files whose bytes match the digest in another of their names, so that only one
+            name is wrong.
+        asked: A source of blobs that the store and `sources` do not have.
     """
     done = RepairOutcome()
     copies = Copies(context, sources, asked)
     damage = list(damage)
-    # Repair manifests first: without its manifest, it is not known which blobs a checkpoint needs.
+    # Repair manifests first, since the blobs that a checkpoint needs are unknown without its manifest.
     for place in dict.fromkeys(found.key for found in damage if not found.blob):
         repaired, reason = repair_manifest(context, copies, place)
         if repaired is not None:
@@ -106,7 +107,7 @@ def repair(
 
 def could_heal(context: Context, damage: Iterable[Damage]) -> tuple[str, ...]:
     """Return the damaged blobs that can be healed with bytes in the store. Nothing is changed."""
-    # If a blob cannot be checked for lack of resources, it is not returned.
+    # A blob that cannot be checked for lack of resources is not returned.
     copies = Copies(context, ())
     found = []
     for blob in _wanted(context, damage, {}).values():
@@ -169,17 +170,17 @@ def _repair_blob(
     # Read every copy and not only the damaged one, because a failing disk often has several errors.
     bad = [path for path in names if not is_right(path, wanted)]
     spare = [path for path in names if path not in bad and is_untouched(path, wanted)]
-    # If a file is right under another name, it is not a damaged blob, and is not put into quarantine. A canonical name
-    # that nothing else can correct is removed in any case.
+    # A file whose bytes match the digest in another of its names is not a damaged blob, and is not moved to quarantine.
+    # The exception is a wrong canonical name without an intact copy to replace it.
     aside = []
     for path in bad:
         status = dirfd_stat.status(path)
         if (status.st_dev, status.st_ino) not in right_inodes or (path == canonical and right is None):
             aside.append(path)
-    # Stage the intact copy first, so that an error on a full disk prevents the quarantine.
+    # Stage the intact copy first. If this fails, for example on a full disk, no file is moved to quarantine.
     if right is not None:
         _stage(staging, digest, right)
-    # Put the damaged files into quarantine before healing, which removes their last links in checkpoints.
+    # Move the damaged files to quarantine before healing, which removes their last links in checkpoints.
     done.put_aside(context, digest, aside)
     if right is None:
         plain = _plain_form(context, copies, digest, done.held, wanted.places)
@@ -190,12 +191,12 @@ def _repair_blob(
         blob, right = plain
         _stage(staging, blob.digest, right)
         given = put_plain(context, digest, blob, staging.path_of(blob.digest), staging.path / _FRESH)
-        # Also link the plain blob to its canonical name in `blobs/`, so that saves can reuse it and gc finds it.
+        # Also give the plain blob its canonical name in `blobs/`, so that saves can reuse it and gc finds it.
         done.held |= given.held | staging.heal(blob.digest).held
         done.repaired.append(Repair(blob.digest, blob.nbytes, right.source, given.checkpoint_count))
         note(context, "healed", nbytes=blob.nbytes, why=f"{digest} by {blob.digest} from {right.source}")
         return
-    # Keep the links to good copies, which need no replacement.
+    # Keep the links to intact copies, which need no replacement.
     given = staging.heal(digest, spare={dirfd_stat.status(path).st_ino for path in spare}, lacking=wanted.keys)
     done.held |= given.held
     done.repaired.append(Repair(digest, wanted.nbytes, right.source, given.checkpoint_count))
@@ -209,7 +210,7 @@ def _plain_form(
     held: dict[CheckpointKey, InUse],
     places: Iterable[tuple[str, int, str]] = (),
 ) -> tuple[BlobRecord, Right] | None:
-    """Return the plain blob that an encoded file encodes, and the right bytes of the plain blob, or None."""
+    """Return the plain blob that an encoded file decodes to, with the right bytes of this blob, or None."""
     found = plain_of(context, digest, held)
     if found is None:
         return None

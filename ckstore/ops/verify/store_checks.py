@@ -1,7 +1,7 @@
 """Check a store as a whole: times, links, names, unused blobs, the catalog, small files.
 
-Only a full verification reads blobs here: those without a link in a checkpoint. Repairs that need no
-data are made at once: lost canonical names and rows of the catalog are restored.
+This module reads blobs only in a full verification, and only blobs without a link in a checkpoint. It immediately makes
+the repairs that need no data: it restores lost canonical names and rows of the catalog.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ckstore.ops.index.scan_blobs import list_blobs
 from ckstore.ops.refs.listing import infos, order_problem
 from ckstore.ops.verify.survey_files import catalog_findings, file_findings
 
-# The number of passes, each of which lists the whole store. A save rarely changes the links of one inode during all
+# The maximum number of passes. Each pass lists the whole store. A save rarely changes the links of one inode during all
 # three passes.
 _LOOKS = 3
 _CATALOG_TIMEOUT_S = 10.0
@@ -57,7 +57,7 @@ class Names:
                 if not stat.S_ISREG(status.st_mode):
                     continue
                 inode, name = (status.st_dev, status.st_ino), path.name
-                # In quarantine, the name is DIGEST.INODE. It also counts as a link.
+                # A link in quarantine is named DIGEST.INODE, and also counts.
                 made.counted.add(name.partition(".")[0], path, status)
                 if not is_digest(name):
                     continue
@@ -76,7 +76,8 @@ def survey(context: Context, checker: Verifier, mode: Mode) -> Iterator[StoreFin
     # them.
     names = Names.of(context.layout)
     may_write = not context.readonly and not context.writes_disabled_because
-    # Report blobs with a changed time. A wrong size is damage and is reported with the checkpoint.
+    # A quick verification reads no blobs, so it reports blobs with a changed time. A wrong size is damage, and is
+    # reported with the checkpoint.
     for digest in sorted(names.touched) if mode == "quick" else ():
         message = f"a program wrote to blob {digest}, or copied it without its modification time"
         yield StoreFinding("touched", f"{message}; a full verification reads it", digest, harmful=True)
@@ -110,7 +111,7 @@ def _links(layout: Layout, names: Names) -> Iterator[StoreFinding]:
 
 
 def _counted_again(layout: Layout, names: Mapping[Inode, LastLink]) -> Iterator[tuple[Inode, int, int]]:
-    """Yield the inodes whose link count persistently differs from the number of names, and both numbers."""
+    """Yield the inodes whose link count differs from the number of names in several passes, with both numbers."""
     for _ in range(_LOOKS):
         if not names:
             return
@@ -122,7 +123,7 @@ def _counted_again(layout: Layout, names: Mapping[Inode, LastLink]) -> Iterator[
             continue
         after = _link_counts(names)
         for inode in names:
-            # If the link count did not change while the names were listed, both numbers belong together.
+            # If the link count did not change while the names were listed, both numbers can be compared.
             if after.get(inode) == before[inode]:
                 yield inode, before[inode], counts[inode]
         names = {inode: name for inode, name in names.items() if after.get(inode) not in (before[inode], None)}
@@ -166,7 +167,10 @@ def _lost_names(layout: Layout, names: Names, checker: Verifier, *, may_write: b
 
 
 def _given_names(layout: Layout, lost: Mapping[str, list[StorePath]]) -> set[str]:
-    """Restore canonical names, and return their digests. Each checkpoint is locked once for all its blobs."""
+    """Restore canonical names, and return the digests of the restored names.
+
+    Each checkpoint is locked once for all its blobs.
+    """
     by_checkpoint: defaultdict[StorePath, list[str]] = defaultdict(list)
     for digest, copies in lost.items():
         for copy in copies:
@@ -178,7 +182,7 @@ def _given_names(layout: Layout, lost: Mapping[str, list[StorePath]]) -> set[str
 
 
 def _wrong_names(layout: Layout, names: Names, checker: Verifier, mode: Mode) -> Iterator[StoreFinding]:
-    """Yield canonical names with wrong bytes that no checkpoint has."""
+    """Yield a finding for each canonical name whose file is damaged and is in no checkpoint."""
     places = ((entry, layout.blob(entry[0])) for entry in sorted(names.canonical.items()))
     for (digest, status), path in with_open_parents(places):
         problem = _wrong_name(path, status, names.used.get(digest, {}), checker, mode)
@@ -205,8 +209,8 @@ def _wrong_name(
 
 
 def _unused(context: Context, names: Names, checker: Verifier, *, may_write: bool) -> Iterator[StoreFinding]:
-    """Yield a finding about blobs that no checkpoint has, except those that a damaged checkpoint lacks."""
-    # gc must not free the blobs of dropped checkpoints that can be restored yet.
+    """Yield a finding about blobs that are in no checkpoint, except blobs that a damaged checkpoint needs."""
+    # Blobs of dropped checkpoints that can still be restored must not be freed by gc, so they do not count as unused.
     kept = names.used.keys() | trash.waiting_blobs(context.layout)
     lone = {digest: status for digest, status in names.canonical.items() if digest not in kept}
     sizes = [status.st_size for digest, status in lone.items() if digest not in checker.missing]

@@ -35,7 +35,7 @@ _MAX_BYTES = 16 * 2**20
 
 
 def catalog_findings(context: Context, checker: Verifier, *, may_write: bool, thorough: bool) -> Iterator[StoreFinding]:
-    """Compare the catalog with the directories that `checker` has checked, and make it match them."""
+    """Compare the catalog with the directories that `checker` has checked. With `may_write`, repair the catalog."""
     try:
         context.catalog.listing()  # this raises if the catalog cannot be used at all
         problems = context.catalog.check() if thorough else []
@@ -47,8 +47,8 @@ def catalog_findings(context: Context, checker: Verifier, *, may_write: bool, th
             yield StoreFinding("catalog", f"the catalog is damaged: {problems[0]}")
         if may_write:
             catch_up(context)  # another process may have published a checkpoint that has no row yet
-        # Compare twice: another process may have compacted or replaced some checkpoints after their rows were read and
-        # before their directories were read.
+        # Compare twice: another process may have compacted or replaced some checkpoints between the reading of their
+        # rows and the reading of their directories.
         stale = _differing(context, checker, sorted(checker.ids))
         stale = stale and _differing(context, checker, stale)
         if stale and may_write:
@@ -80,7 +80,7 @@ def _differing(context: Context, checker: Verifier, keys: Iterable[CheckpointKey
             continue
         info = CheckpointInfo.of(published.manifest, published.manifest_id)
         same = row is not None and same_facts(row, info) and listing.get(key) == published.stamp
-        # Also compare the blobs, since gc finds unused blobs by these rows. Data on a remote is not used locally.
+        # Also compare the blobs, since gc finds unused blobs by these rows. Blobs that only a remote has do not count.
         if not same or uses[key] != set(published.local_files):
             found.append(key)
     return found
@@ -93,7 +93,8 @@ def _write_again(context: Context, keys: list[CheckpointKey]) -> None:
     def present(key: CheckpointKey) -> Published | None:
         return look(context.layout, key).published
 
-    # Remove the rows first, since `reconcile` keeps rows with the right id. In between, the links protect the blobs.
+    # Remove the rows first, since `reconcile` keeps rows with the right id. Until the rows are written again, the links
+    # in the checkpoints protect the blobs.
     context.catalog.reconcile(keys, nothing, timeout_s=_TIMEOUT_S)
     context.catalog.reconcile(keys, present, timeout_s=_TIMEOUT_S, tags=context.layout.tags)
 
@@ -122,7 +123,7 @@ def _read(path: StorePath) -> bytes | None:
 
 
 def _file(context: Context, kind: FindingKind, path: StorePath) -> Iterator[StoreFinding]:
-    """Check one file as its readers do; an optional file may be missing."""
+    """Check one file in the same way as the code that reads it. An optional file may be missing."""
     subject = path.inner
     try:
         data = _read(path)

@@ -34,10 +34,11 @@ if TYPE_CHECKING:
     from ckstore.ops.verify.repair import RepairOutcome
 
 
-# A round visits its checkpoints in order. It is large enough for the disk to read ahead, and small enough that the
-# blobs that were read longest ago still come first.
+# The approximate size of a round, which visits its checkpoints in order. A round is large enough for the disk to read
+# ahead, and small enough that the blobs that were read longest ago are still read first.
 _ROUND_BYTES = 256 * 2**20
-# If a verification that takes hours is killed, it loses at most the records of the last minute.
+# The interval at which the times of reads are recorded. A verification that is killed after hours then loses only the
+# times of the last minute.
 _FLUSH_S = 60.0
 
 
@@ -106,7 +107,7 @@ class Verification:
         self._everything = everything
         self._may_write = not context.readonly and not context.writes_disabled_because
         self._budget = ReadBudget(options.budget_s)
-        # The inventory lists copies and not digests, since two files with one digest can rot independently.
+        # The inventory lists copies and not digests, since two files with the same digest can rot independently.
         self._inventory = Inventory.of(context, places)
         self._times: CheckedTimes = read_checked(context.layout)
         self._now_s = int(time.time())
@@ -133,7 +134,7 @@ class Verification:
             done = RepairOutcome()
             if options.repair:
                 wrong = [found.subject for found in findings if found.kind == "name" and found.harmful]
-                # Repair after the whole verification, because only then all intact copies are known.
+                # Repair after the whole verification, because only then are all intact copies known.
                 done = repair(
                     self._context,
                     self._damage(),
@@ -173,10 +174,10 @@ class Verification:
         holders = {key: holder_names_at(self._context.layout.checkpoint(key)) for key in away}
         return with_away(report, [Away(*key.run_step, holders[key], key.directory) for key in away])
 
-    # ------------------------------------------------------------------------------------- what is read
+    # ------------------------------------------------------------------------------------- the reads
 
     def _chosen(self) -> list[Unit] | None:
-        """Return the copies to read, those that were read longest ago first, or None to read all in any order."""
+        """Return the copies to read, beginning with those read longest ago, or None to read all in any order."""
         options, units = self._options, self._inventory.sizes
         if options.quick:
             return []
@@ -202,8 +203,8 @@ class Verification:
                 self._visit(checker, self._places[index], units)
             if self._budget.ended:
                 break
-        # Then check all manifests, find missing blobs and wrong sizes, and report damaged copies for every checkpoint
-        # that has them.
+        # Then visit every checkpoint: check its manifest, find missing blobs and wrong sizes, and report the damaged
+        # copies that it has.
         checker.lift_budget()
         for key in self._places:
             self._visit(checker, key, checker.bad)
@@ -245,7 +246,7 @@ class Verification:
 
         return report
 
-    # ------------------------------------------------------------------------------------ what is known
+    # ------------------------------------------------------------------------------------ the results
 
     def _in_order(self) -> list[CheckpointKey]:
         return sorted(self._order, key=lambda key: self._order[key])
@@ -272,7 +273,7 @@ class Verification:
         record_readings(self._context, right, self._now_s * 10**9)
 
     def _age(self, checker: Verifier) -> tuple[int, str]:
-        """Return how many copies no verification has read, and the time of the oldest reading if all were read."""
+        """Return the number of copies that were never verified, and, if this is 0, the time of the oldest reading."""
         units = self._inventory.sizes
         read = checker.good | checker.bad
         times = [self._now_s if unit in read else self._times.when((unit[2], unit[1]), self._now_s) for unit in units]
@@ -325,6 +326,6 @@ class _BlobCopySet(Container[Unit]):
 
 
 def verify(context: Context, ref: AnyRef | None, options: Options) -> VerifyReport:
-    """Verify a checkpoint, or all; see `ckstore.Store.verify`."""
+    """Verify one checkpoint, or all checkpoints if `ref` is None; see `ckstore.Store.verify`."""
     keys = [find(context, ref).key] if ref is not None else sorted(key for key, _ in context.layout.published())
     return Verification(context, keys, options, everything=ref is None).run()
