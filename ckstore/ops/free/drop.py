@@ -30,7 +30,7 @@ from ckstore.ops.refs.protection import check_unprotected, gone
 
 # If the catalog cannot be updated within this time, the next opener updates it, so a delete need not wait longer.
 _CATALOG_TIMEOUT_S = 5.0
-# A saver locks the run while it checks the checkpoint that it replaces.
+# The time to wait for the lock of the run. A save holds this lock while it checks the checkpoint that it replaces.
 _RUN_TIMEOUT_S = 10.0
 _UNFREED = "unfreed"
 _HOW = "ckstore gc --exclusive, gc(exclusive=True) in Python"
@@ -47,7 +47,7 @@ class DropOutcome:
 def delete(context: Context, ref: AnyRef, *, dry_run: bool = False, now: bool = False) -> None:
     """Delete a checkpoint durably. The blobs that only it used are freed when the deletion can no longer be undone.
 
-    With `now`, it cannot be undone. With `dry_run`, only raise the error that a deletion would raise.
+    With `now`, the deletion cannot be undone. With `dry_run`, only raise the error that a deletion would raise.
     """
     try:
         info = find(context, ref)
@@ -146,10 +146,10 @@ def _undo_by_hand_s(context: Context) -> float:
 
 
 def tell_unfreed(context: Context) -> str:
-    """Return a note that dropped data is kept for the grace period, or "" if it is not needed or was returned before.
+    """Return a note that dropped data is kept for the grace period, or "" if a note is unnecessary or was returned.
 
     This host cannot see the locks, open files and catalogs of other hosts. On a shared filesystem, files that another
-    host may use are therefore not unlinked at once. They remain in ``staging/`` and ``trash/`` for a grace period
+    host may use are therefore not unlinked immediately. They remain in ``staging/`` and ``trash/`` for a grace period
     (`ckstore.objects.shared.grace`), or until a user runs gc with `exclusive` because no other host uses the store.
     """
     if context.view.frees_at_once or _UNFREED in context.notices.problems:
@@ -188,7 +188,7 @@ def drop(
     durable: bool = True,
     catalogue: bool = True,
 ) -> DropOutcome:
-    """Move a checkpoint that is not in use, tagged or pinned to trash durably. Call `make_kept_durable` first.
+    """Move a checkpoint to trash durably, unless it is in use, tagged or pinned. Call `make_kept_durable` first.
 
     The drop can be undone for `undo_s`, or for the grace period on a shared filesystem. Other generations of the
     checkpoint are also moved to trash, since otherwise one of them would take its place. They cannot be restored.
@@ -200,15 +200,15 @@ def drop(
         undo_s: For how many seconds the drop can be undone.
         last: Called right before the rename, with the exclusive lock of the directory.
         is_former_form: Whether to move only this generation, because a later one of the same checkpoint is published.
-            Tags and pins then belong to the later one.
+            Tags and pins then belong to the later generation.
         durable: Whether to fsync. Without fsync, and after an `OSError`, the checkpoint may reappear after a power cut.
         catalogue: Whether to update the rows of the catalog. If False, the caller must update them.
     """
     layout = context.layout
     path = layout.checkpoint(info.key)
     with ExitStack() as held:
-        # Lock the run first, as savers do: a saver relies on the checkpoints of a step not changing between its
-        # inspection and its rename.
+        # Lock the run first, as saves do: between its inspection of a step and its rename, a save relies on unchanged
+        # checkpoints of that step.
         try:
             run_lock = held.enter_context(
                 store_locks.lock_run(layout, info.run, exclusive=True, timeout_s=_RUN_TIMEOUT_S)
@@ -230,20 +230,20 @@ def drop(
         metrics = _metrics_of(layout, info)
         names = [trash.names_in(one.inside / BLOBS) for one in (lock, *(one for _, one in others))]
         digests = dict.fromkeys(name for of_one in names for name in of_one if is_digest(name))
-        # Move these first: if the process dies in between, the checkpoint itself is unchanged.
+        # Move the other generations first: if the process dies in between, the checkpoint itself is unchanged.
         for key, other in others:
             with suppress(FileNotFoundError):  # another process has just moved it
                 trash.move_to_trash(layout, layout.checkpoint(key), other)
             context.known.directories.changed(key, None, None)
         try:
-            # Check right before the rename: a restarted lock service may have granted the run to another host.
+            # Check the lock right before the rename: a restarted lock service may have granted it to another host.
             run_lock.check()
             before = layout.run_stamp(info.run)
             trash.move_to_trash(layout, path, lock, undo_s=undo_s if context.has_undo else 0)
             change = RunChange(before, layout.run_stamp(info.run))
         except FileNotFoundError:  # another process has just moved it
             raise gone(info) from None
-        run_lock.release()  # release it before the fsyncs, so that savers need not wait for the disk
+        run_lock.release()  # release it before the fsyncs, so that saves need not wait for the disk
         # Sync the new parent first: if a power cut removed both names, gc would not find the blobs.
         for folder in (layout.trash, path.parent) if durable else ():
             files.sync_directory(folder)

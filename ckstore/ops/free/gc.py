@@ -10,8 +10,8 @@ gc makes a plan (`ckstore.ops.free.gc_plan`) and carries it out step by step. Ea
 (c) Find unused blobs whose only link is the canonical name. Rename them to ``trash/``, and check them again.
 (d) Make ``trash/`` durable, unlink these blobs, and delete their rows if they are still unused.
 
-Savers keep running: each batch locks the catalog for one short transaction, and takes no other lock that savers need.
-The cost depends on how much is freed: the catalog lists the candidates, and ``blobs/`` is not walked.
+Saves continue during a gc: each batch locks the catalog for one short transaction, and takes no other lock that saves
+need. The cost depends on the amount to free: the catalog lists the candidates, and ``blobs/`` is not walked.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ from ckstore.ops.notices import warn
 
 _CATALOG_TIMEOUT_S = 30.0
 _MENDED = ("missing", "behind", "damaged")
-# A failed save or a delete locks the trash for milliseconds, and gc waits for that. Another gc locks it for longer, and
-# gc does not wait for that.
+# A failed save or a delete locks the trash for milliseconds, and gc waits for its lock. Another gc holds the lock for
+# longer, and is not waited for.
 _START_TIMEOUT_S = 1.0
 _START_PAUSE_S = 0.01
 # XFS counts freed blocks as free within half a second. While free space still grows, wait a little longer.
@@ -86,7 +86,7 @@ def prune(
         layout = context.layout
         keys = [key for info in would.dropped for key in (info.key, *other_generations(layout, info.key, info.id))]
         return replace(gc_dry(context, keys), retention=would)
-    # Check the store and the setting before the first drop, so that no error is raised after it.
+    # Check the store and the setting before the first drop, so that they cause no error after a drop.
     context.check_writable()
     _grace_for(context, exclusive=exclusive)
     done = retain.carry_out(context, plan, 0 if now else setting_of(context.layout, UNDO_BY_HAND_S))
@@ -207,11 +207,11 @@ def _collect(context: Context, *, settle: bool, grace: Grace | None, purge: bool
 
 
 def _make_current(context: Context, *, settle: bool) -> None:
-    """Update the catalog, which proposes what to free, with changes that other processes made."""
+    """Update the catalog, which lists the candidates to free, with the changes of other processes."""
     thorough = context.catalog_is_private and settle
     catch_up(context, "all" if thorough else "counts")
     if not context.view.sees_changes:
-        if settle:  # this is too expensive after each save, and its results can wait
+        if settle:  # this is too expensive after each save, and can wait
             # Compare every checkpoint, even if its row seems current: other hosts may have saved, dropped and
             # collected, so an inode number may now belong to another directory.
             keys = {key for key, _ in context.layout.published()} | context.catalog.listing().keys()
@@ -225,7 +225,7 @@ def carry_out(context: Context, plan: GcPlan, collector: Collector, grace: Grace
     """Carry out a plan, checking each item again, and return the stagings that were moved to trash."""
     # Items that appeared after the plan was made are left to the next gc.
     layout = context.layout
-    # (a) Rename the directories to trash, where step (b) removes them, because savers can see them in staging/.
+    # (a) Rename the directories to trash, where step (b) removes them, since other processes can see them in staging/.
     all_failed = collector.collected.failed
     swept = trash.sweep_staging(layout, all_failed, grace, plan.dead_stagings)
     trash.sweep_locks(layout, grace)
@@ -234,12 +234,12 @@ def carry_out(context: Context, plan: GcPlan, collector: Collector, grace: Grace
     if evaluations.records(layout):
         published = (parse_directory(key.directory) for key, _ in layout.published())
         digits = {name.digits[:SHORT_DIGITS] for name in published if name is not None}
-        # The names of directories in a draft have no digits. If there are such directories, every record is kept.
+        # In a draft format, the names of directories have no digits of the id. If such names exist, keep every record.
         evaluations.sweep(layout, lambda id: short_id(id, SHORT_DIGITS) in digits or "" in digits)
-    # (b) Empty the trash before freeing blobs, because blobs lose links by this.
+    # (b) Empty the trash before freeing blobs, because this removes links to blobs.
     names = [*plan.trash, *swept.values()]
     failed = _empty(collector, names)
-    if isinstance(failed, CatalogUnavailable) and failed.why in _MENDED:  # the catalog is readable, but not writable
+    if isinstance(failed, CatalogUnavailable) and failed.why in _MENDED:  # reads had not shown the problem
         catch_up(context)
     # (c, d) Query the unused blobs again: a save may use some of them now, and other blobs have lost their last use.
     asked = collector.collected.entered.union(plan.unused)
@@ -269,10 +269,10 @@ def _start(context: Context, grace: Grace | None, *, purge: bool) -> Collector:
 
 
 def _kept_out(context: Context) -> InUse:
-    """Return the error for a gc that cannot lock ``trash/``; it names the process that holds the lock."""
+    """Return the error for a gc that cannot lock ``trash/``. The error names the process that holds the lock."""
     status = dirfd_stat.status(context.layout.trash)
     found, who = lock_holders(status), named_holders(status)
-    # A gc holds an exclusive lock. Any user who can read the store can hold a shared one.
+    # A gc holds an exclusive lock. Any user who can read the store can hold a shared lock.
     if found and all(one.is_shared for one in found):
         msg = f"a process that is not a gc has locked trash/ of {context.layout.root}{who}"
         return InUse(msg, hint="end that process, or ask its user to end it; then run gc again")
@@ -308,7 +308,7 @@ def _grown_bytes(context: Context, before_bytes: int, freed_bytes: int) -> int:
 
 
 def catalog_bytes(context: Context) -> int:
-    """Return the size of the catalog and its log on disk."""
+    """Return the size in bytes of the catalog and its log on disk."""
     total = 0
     for suffix in ("", "-wal", "-journal"):
         try:

@@ -1,4 +1,7 @@
-"""Plan a gc: its steps and their effect. Planning changes nothing. gc carries out the plan; a dry run prints it."""
+"""Plan a gc: its steps and their effect.
+
+gc carries out the plan, and a dry run only reports it. Planning changes nothing, except outdated rows of the catalog.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +58,7 @@ def plan_gc(
 
 
 def _foreseen(context: Context, plan: GcPlan, dropping: Collection[CheckpointKey]) -> GcPlan:
-    """Add to a plan which blobs it will free, and which it will not free and why."""
+    """Return the plan with the blobs that it will free, and the blobs that it will not free, with reasons."""
     layout = context.layout
     going, judge = NameCount(), OpenFileCheck(leases=layout.view.sees_locks)
     leaving = [layout.staging / name for name in plan.dead_stagings]
@@ -73,13 +76,14 @@ def _foreseen(context: Context, plan: GcPlan, dropping: Collection[CheckpointKey
     if touched:
         unused |= context.catalog.without_use(touched - unused, without=dropping)
     going.add_canonical(map(layout.blob, sorted(unused)))
-    # A file is freed if the plan removes as many links as its link count.
+    # A file is freed if the plan removes all of its links, as many as its link count.
     lasts = going.lasts()
     seen = judge.look_for(lasts)
     held: list[LastLink] = []
     free: list[LastLink] = []
     for last, path in with_open_parents((last, last.path) for last in lasts):
-        # Use the open parents for names in blobs/ only: these names share directories, which no opener renames.
+        # Use the open parent only for names in blobs/, since many names share each of these directories, and no opener
+        # renames them.
         asked = replace(last, path=path) if last.path.parts[0] == layout.blobs.name else last
         with suppress(FileNotFoundError):  # an opener has moved it to trash, where the next gc checks it
             (held if judge.is_held(asked, seen) else free).append(last)
@@ -119,8 +123,8 @@ def linked_outside(
         if seen != (names.listing, counts):
             seen = (names.listing, counts)
             continue
-        # The rows of some kept checkpoints may be too old: a killed pull may have left a checkpoint partly evicted, or
-        # another member of the group may have pulled one without being able to change the time of its manifest.
+        # The rows of some kept checkpoints may be outdated: a killed pull may have left a checkpoint partly evicted, or
+        # another member of the group may have pulled a checkpoint, but could not change the time of its manifest.
         inside = names.in_kept(counts.keys())
         with suppress(CatalogUnavailable, InUse):
             for key in inside:
@@ -153,8 +157,8 @@ class _Names:
         stagings, trashed, unknown = self.listing
         found = [path for path in trashed if is_digest(path.name.partition(".")[0])]
         for folder in (*stagings, *trashed, *unknown):
-            # A save of another member of the group may not have opened its directory to the group yet. This is safe: if
-            # a link is not counted, its blob is kept.
+            # A save of another member of the group may not have given the group access to its directory yet. This is
+            # safe: if a link is not counted, its blob is kept.
             with suppress(PermissionError):
                 if dirfd_stat.is_directory(folder):
                     found += [folder / name for name in trash.names_in(folder) if name.startswith("new-")]
@@ -173,7 +177,7 @@ class _Names:
         return 0 if found is None else max(0, found.st_nlink - names.counts[found.st_dev, found.st_ino])
 
     def in_kept(self, digests: Collection[str]) -> dict[CheckpointKey, set[str]]:
-        """Return the kept checkpoints with current rows that have some of these blobs, and which blobs they have."""
+        """Return the kept checkpoints with current rows that have some of these blobs, each with the blobs it has."""
         found = {}
         for key in self._kept:
             if here := {*trash.names_in(self._layout.checkpoint(key) / BLOBS)}.intersection(digests):
@@ -225,7 +229,7 @@ def next_to_free(context: Context) -> NextToFree | None:
     except CkstoreError:  # the result is only advice
         return None
     for info in with_superseded(listed)[:-1]:  # the last is the newest
-        # gc drops a superseded checkpoint by itself, and a user cannot delete it by its name, which names a newer one.
+        # gc drops a superseded checkpoint anyway, and a user cannot delete it by its name, which means a newer one.
         if info.superseded or info.key.any_generation in tagged or info.id in pinned:
             continue
         keys = (info.key, *other_generations(context.layout, info.key, info.id))
@@ -237,8 +241,8 @@ def next_to_free(context: Context) -> NextToFree | None:
 
 
 def freed_in_turn(context: Context, folders: Iterable[StorePath]) -> list[list[tuple[str, int]]]:
-    """Return the blobs (digest, size) that are freed by each of these directories if they are removed one by one."""
-    # A blob is freed by the removal of its last link, which its link count shows.
+    """Return, for each directory, the blobs (digest, size) that its removal frees if all are removed one by one."""
+    # A blob is freed when its last link is removed. The link count of the blob shows which link is the last.
     going = NameCount()
     canonical: set[str] = set()
     freed = []

@@ -1,9 +1,9 @@
 """Make room for a save that would not fit, and apply the retention policy after a save.
 
 A save that would not fit first evicts checkpoints that a remote or another store also has. Then it drops checkpoints by
-the policy `make_room`. Checkpoints are removed only if removing them frees enough, the oldest first, and no more than
-necessary. Tags, pins, open readers and the newest valid checkpoint of each run are protected as always. If the save
-still does not fit, its error says how to free space.
+the policy `make_room`. Checkpoints are removed only if this frees enough, the oldest first, and no more than necessary.
+Checkpoints that are tagged, pinned or open, and the newest valid checkpoint of each run, are protected as always. If
+the save still does not fit, its error contains advice on how to free space.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from ckstore.ops.index.catalog_place import why_of_several_users
 
 _KEEP_LAST = (10, 3, 1)
 """The values of `keep_last` that the advice tries, the largest first."""
-# A checkpoint has a directory, the directory blobs/ in it, and a manifest.
+# The inodes of a checkpoint apart from its blobs: its directory, the directory blobs/ in it, and the manifest.
 _CHECKPOINT_INODES = 3
 _ROUNDS = 3
 _SHOWN = 5
@@ -65,7 +65,7 @@ def make_room(context: Context, new: Amount, claimed: Collection[str]) -> tuple[
     planned = partial(plan_retention, context, policy, urgent=True, own_only=own_only)
     if context.measure(new).fits:
         return ()
-    # Checkpoints dropped now would be freed only after the grace period, so only free those that were dropped earlier.
+    # Checkpoints dropped now would be freed only after the grace period. Only free those that were dropped earlier.
     if not context.view.frees_at_once:
         if policy is not None:
             collect(context, settle=False)
@@ -97,14 +97,17 @@ def _let_go(
     new: Amount,
     claimed: Collection[str],
 ) -> tuple[str, ...]:
-    """Evict checkpoints that another place has, if evictions and drops can free enough; return a sentence about it."""
+    """Evict checkpoints that another place has, if evictions and drops can free enough.
+
+    Return a sentence about the eviction, or an empty tuple.
+    """
     evictor = None if context.evictor is None else context.evictor()
     if evictor is None:
         return ()
     stays = policy_of(context.layout, KEEP_LOCAL) or policy or RetentionPolicy(keep_last=1)
     able = _oldest_first(evictor.plan(stays).dropped)
     names = {entry.info.name for entry in able}
-    # If evictions are not enough, checkpoints that were not evicted are also dropped.
+    # If evictions are not enough, the caller also drops checkpoints that were not evicted.
     others = [] if policy is None else _droppable(planned)
     ways = [*able, *(entry for entry in others if entry.info.name not in names)]
     freed = [_freed_by_gc(context), *_freed_by_each(context, ways, claimed)]
@@ -113,7 +116,7 @@ def _let_go(
     if not going:
         return ()
     try:
-        # An eviction records where the data is, which needs the reserve if the disk is full.
+        # An eviction records where the data is. On a full disk, this record needs the space of the reserve.
         with reserve.given_up(context.layout):
             evicted = evictor.evict(going)
     except CkstoreError as error:  # if the place is unreachable, the policy must still be able to make room
@@ -135,7 +138,7 @@ def _droppable(planned: Callable[[], RetentionPlan]) -> list[PlanEntry]:
 
 
 def purge(context: Context) -> bool:
-    """Free superseded checkpoints, and dropped ones that could be restored; return whether there were any.
+    """Free superseded checkpoints, and dropped ones that could still be restored. Return whether there were any.
 
     Nothing is freed if another collector is running, or on a shared filesystem, where the grace period applies.
     """
@@ -151,7 +154,7 @@ def _choose(
 ) -> set[str] | None:
     """Return the names of the checkpoints to drop so that gc frees enough, or None if dropping all is not enough.
 
-    The oldest are chosen first.
+    The oldest checkpoints are chosen first.
     """
     by_gc = _freed_by_gc(context)
     oldest_first = _droppable(planned)
@@ -205,7 +208,7 @@ _UNASKED = "unasked"
 
 
 def keep_policy(publication: Publication) -> Sequence[str]:
-    """Apply the policy of the store to the run of a new checkpoint, and run gc; return notes for the user."""
+    """Apply the policy of the store to the run of a new checkpoint, run gc, and return notes for the user."""
     context, config, run = publication.context, publication.settings, publication.checkpoint.run
     rules = rules_of(context.layout, config)
     policy = rules.of(run)

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 # This time is short, because the user waits, and the next gc continues the work.
 _CATALOG_TIMEOUT_S = 2.0
 _BATCH = 2048
-"""The maximum number of blobs in a batch. Renaming this many takes about as long as scanning all processes once."""
+"""The maximum number of blobs in a batch. Renaming this many blobs takes about as long as one scan of all processes."""
 
 
 def abandon(context: Context, staging: Staging, error: BaseException, *, purge: bool = True) -> None:
-    """Roll back a staged save after `error`: discard it, unless it may already be published."""
+    """Discard a staged save that failed with `error`, unless it may already be published."""
     if not isinstance(error, UnknownOutcome):
         discard(context, staging, error, purge=purge)
         return
@@ -37,20 +37,20 @@ def abandon(context: Context, staging: Staging, error: BaseException, *, purge: 
 def discard(context: Context, staging: Staging, error: BaseException | None = None, *, purge: bool = True) -> None:
     """Move the staging directory of a save that will not be published to trash, and free the blobs that only it used.
 
-    On a shared filesystem, the directory is kept for the grace period, unless `error` says that the disk is full. Then
-    its own blobs are freed at once: no reader on any host can have opened blobs that this save wrote itself, and other
-    saves that use them have their own links. With `purge`, dropped checkpoints that could be restored are also freed on
-    a full disk, so that the next save fits.
+    On a shared filesystem, the directory is kept for the grace period, unless `error` means that the disk is full. In
+    that case, the blobs that this save wrote are freed immediately: no reader on any host can have opened them, and
+    other saves that use them have links of their own. On any other filesystem, if the disk is full, `purge` also frees
+    dropped checkpoints that could still be restored, so that the next save fits.
 
     This function raises no `OSError`, which would hide the error that made the save fail. Leftovers remain in
-    `staging/` or `trash/`, where the next opener or gc finds them. A child that was forked during a save does not have
-    the lock, and does nothing.
+    `staging/` or `trash/`, where the next opener or gc finds them. In a child that was forked during the save, this
+    function does nothing, since the child does not have the lock.
     """
     if staging.lock.fd < 0:
         return
     try:
         moved = _moved(context, staging)
-        # Release the reserve, so that freeing the data that filled the disk has space to work with.
+        # Release the reserve, since freeing data on a full disk needs some space.
         with reserve.given_up(context.layout, full=None if moved else True):
             moved = moved or trash.move_to_trash(context.layout, staging.path, staging.lock)
             staging.lock.release()
@@ -66,7 +66,7 @@ def discard(context: Context, staging: Staging, error: BaseException | None = No
 
 def _moved(context: Context, staging: Staging) -> StorePath | None:
     """Move a staging directory to trash. Return its new path, or None if the disk has no space for the rename."""
-    # On a full btrfs, even a rename fails.
+    # On a full btrfs filesystem, even a rename fails.
     try:
         return trash.move_to_trash(context.layout, staging.path, staging.lock)
     except OSError as error:
@@ -78,7 +78,7 @@ def _moved(context: Context, staging: Staging) -> StorePath | None:
 def free_unused(context: Context, digests: Iterable[str] = (), *, purge: bool = False) -> None:
     """Empty the trash, then free the unused blobs among `digests`, unless a collector is running.
 
-    No error is raised: the next gc frees the rest. On a shared filesystem, this function does nothing.
+    No error is raised, since the next gc frees the rest. On a shared filesystem, this function does nothing.
     """
     if not context.view.frees_at_once:
         return
@@ -99,7 +99,7 @@ def free_unused(context: Context, digests: Iterable[str] = (), *, purge: bool = 
 
 
 def frees_undo(context: Context, error: BaseException) -> bool:
-    """Whether rolling back a failed save also frees dropped checkpoints that could be restored."""
+    """Whether rolling back a failed save also frees dropped checkpoints that could still be restored."""
     return is_full(error) and context.view.frees_at_once and trash.has_waiting(context.layout)
 
 
@@ -110,7 +110,7 @@ def is_full(error: BaseException | None) -> bool:
 
 
 def _free_own(context: Context, name: str, written: Mapping[str, int]) -> None:
-    """Remove the entry `name` of trash, a staging directory of this process, and free the blobs that its save wrote."""
+    """Remove the staging directory `name` of this process from trash, and free the blobs that its save wrote."""
     try:
         write = catalog_writer(context, timeout_s=_CATALOG_TIMEOUT_S)
         collector = Collector.try_start(context.layout, write, leases=False)
@@ -138,7 +138,7 @@ def catalog_writer(context: Context, *, timeout_s: float) -> EnterCandidates:
 def mark_for_deletion(
     context: Context, collector: Collector, blobs: Sequence[tuple[str, int]], *, timeout_s: float
 ) -> None:
-    """Free unused blobs (digest, size) in batches; each batch uses the catalog and /proc only briefly."""
+    """Free unused blobs (digest, size) in batches. Each batch uses the catalog and /proc only briefly."""
     blobs = sorted(blobs)  # so that blobs of one folder are adjacent
     for start in range(0, len(blobs), _BATCH):
         gone = collector.mark_for_deletion(blobs[start : start + _BATCH])

@@ -48,14 +48,16 @@ def plan_retention(
     urgent: bool = False,
     own_only: bool = False,
 ) -> RetentionPlan:
-    """Return which checkpoints a policy keeps and drops now, and why. Only wrong rows of the catalog are changed.
+    """Return which checkpoints a policy keeps and drops now, and why.
+
+    This changes nothing in the store, except wrong rows of the catalog.
 
     Args:
         context: The store.
         policy: The policy. If None, the policy of the store.
         run: The run. If None, all runs.
         sure: Whether to read the manifests. If False, the rows of the catalog are trusted, so the plan is only advice.
-        urgent: Whether a save has no room. If so, nothing is kept for the mirror, because the mirror must not make a
+        urgent: Whether a save lacks space. If so, nothing is kept for the mirror, because the mirror must not make a
             save fail.
         own_only: Whether to apply `policy` to the checkpoints of this user only, and to ignore all others.
     """
@@ -110,7 +112,7 @@ def plan_among(
 
 
 def plan_asked(context: Context, policy: RetentionPolicy | None, run: str | None) -> RetentionPlan:
-    """Return the result of `plan_retention` for a policy and a run that a person gives, and refuse misspelled names."""
+    """Return the result of `plan_retention` for the policy and run of a user, and refuse misspelled names."""
     if policy is not None and not isinstance(policy, RetentionPolicy):
         raise BadInput(f"policy must be a RetentionPolicy, a RetentionPlan or None, got {policy!r:.80}")
     made = with_needed_bytes(context, plan_retention(context, policy, run))
@@ -132,7 +134,8 @@ def plan_asked(context: Context, policy: RetentionPolicy | None, run: str | None
 def part_of(context: Context, made: RetentionPlan, run: str | None) -> RetentionPlan:
     """Return the part of an earlier plan that concerns a run, or the whole plan without a run.
 
-    Checkpoints that were compacted or evicted since the plan was made are in other directories now.
+    The directory of each checkpoint is updated, since a compaction or an eviction may have changed it since the plan
+    was made.
     """
     entries = tuple(entry for entry in made.entries if run in (None, entry.run))
     if not entries and run is not None:
@@ -148,10 +151,10 @@ def _with_present_directory(context: Context, entry: PlanEntry) -> PlanEntry:
 
 
 def plan_drops(context: Context, policy: RetentionPolicy, run: str, *, own_only: bool = False) -> RetentionPlan:
-    """Return the plan for one run, like `plan_retention`, but without most checkpoints that only their step keeps."""
-    # Each save makes a plan, and with `keep_every` the number of checkpoints grows during a training, so inspecting all
-    # of them would make saves slower and slower. A wrong row can only hide a checkpoint that is kept for its step
-    # anyway; then `keep_last` keeps another one instead.
+    """Return the plan for one run, like `plan_retention`, but without most checkpoints that `keep_every` keeps."""
+    # Each save makes a plan. With `keep_every`, the number of checkpoints grows during a training, so inspecting all of
+    # them would make saves slower and slower. A wrong row can only hide a checkpoint that `keep_every` keeps anyway. In
+    # that case, `keep_last` keeps another checkpoint instead.
     every, last = policy.keep_every, policy.keep_last or 1
     # Other rules and budgets also depend on the checkpoints that would not be inspected.
     if own_only or policy.to_json().keys() - {"keep_last", "keep_every", "keep_within"} or every is None:
@@ -181,9 +184,9 @@ def plan_commits(context: Context, stored: StoreRules, run: str, coming: Sequenc
 
 
 def _looked_at(context: Context, run: str, newest: int, every: int) -> tuple[list[CheckpointInfo], set[str]]:
-    """Return the checkpoints of a run to inspect, and the names of its `newest` newest ones.
+    """Return the checkpoints of a run to inspect, and the names of its `newest` newest checkpoints.
 
-    These are the newest ones, and all whose step is not a multiple of `every`.
+    The checkpoints to inspect are the newest ones, and all checkpoints whose step is not a multiple of `every`.
     """
     at = chosen(context, run, newest=newest, off_every=every)
     found = [] if at is None else [info for info in infos(context, run, at=at) if not info.superseded]
@@ -229,7 +232,10 @@ def _plan(
 
 
 def _read(context: Context, candidate: Candidate, runs: OpenRuns) -> Candidate:
-    """Return a candidate with the facts of its manifest and annotations. If they cannot be read, it will be kept."""
+    """Return a candidate with the facts of its manifest and annotations.
+
+    If these cannot be read, the candidate records it, and the plan keeps the checkpoint.
+    """
     info = candidate.info
     try:
         true = as_in_manifest(context, info, runs)
@@ -327,8 +333,8 @@ def carry_out(context: Context, to_do: RetentionPlan, undo_s: float = 0, *, dry_
     Drops can be undone for `undo_s`, except drops by a budget. If this process cannot drop a checkpoint, it is skipped,
     and the report says why. With `dry_run`, nothing is dropped, and the report is the same.
     """
-    # The tags, pins and id of each checkpoint are checked again under an exclusive lock. At the same time, a valid
-    # checkpoint of the run that is kept is locked, so that one remains.
+    # The tags, pins and id of each checkpoint are checked again under an exclusive lock. Meanwhile, a valid checkpoint
+    # of the run that the plan keeps is locked, so that at least one valid checkpoint remains.
     if not dry_run:
         context.check_writable()
     outcomes: list[Skipped] = []  # for a dropped checkpoint, the reason is empty
@@ -382,7 +388,7 @@ def _hold_newest_valid(context: Context, kept: Iterable[CheckpointInfo], guarded
 def _try_drop(context: Context, entry: PlanEntry, guard: CheckpointInfo | None, undo_s: float | None) -> Skipped:
     """Drop one checkpoint. Return it with the reason if it was not dropped, and with an empty reason otherwise.
 
-    If no `undo_s` is given, nothing is dropped, and the result is the same.
+    If `undo_s` is None, nothing is dropped, and the result is the same.
     """
     info = entry.info
     if guard is None:
@@ -393,7 +399,8 @@ def _try_drop(context: Context, entry: PlanEntry, guard: CheckpointInfo | None, 
         if undo_s is None:
             check_droppable(context, info)
             return Skipped(info, "")
-        # A drop by a budget cannot be undone, because its data would exceed the budget during the undo window.
+        # A drop by a budget cannot be undone, since the data of the checkpoint would exceed the budget until the undo
+        # window is over.
         drop(context, info, "; ".join(entry.reasons), 0 if any(OVER_BUDGET in why for why in entry.reasons) else undo_s)
     except (InUse, NoSuchRef) as error:
         return Skipped(info, error.message)

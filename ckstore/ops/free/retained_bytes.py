@@ -1,6 +1,6 @@
 """Determine how much data of a dropped checkpoint is kept because other checkpoints are decoded with it.
 
-A retention plan that is shown to a person includes this.
+A retention plan that is shown to a user includes this amount.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ from ckstore.ops.context import Context
 
 
 def with_needed_bytes(context: Context, made: RetentionPlan) -> RetentionPlan:
-    """Return the plan with the number of bytes that are kept of each dropped checkpoint, and for which checkpoints."""
+    """Return the plan, with a reason added for each dropped checkpoint of which some data is kept.
+
+    The reason states the number of bytes and the checkpoints that need them.
+    """
     if not made.dropped or not any(entry.info.compacted for entry in made.kept):
         return made
     kept: set[str] = set()

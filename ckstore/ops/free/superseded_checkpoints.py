@@ -1,6 +1,6 @@
-"""Drop checkpoints that are superseded by a newer one of the same step or by a later form of the same checkpoint.
+"""Drop checkpoints that a newer checkpoint of the same step, or a later generation of the same checkpoint, supersedes.
 
-A save that replaces a checkpoint drops it at once. If the checkpoint was open or the process died, gc drops it later.
+A save drops the checkpoint that it replaces. If that checkpoint was open or the process died, gc drops it later.
 """
 
 from __future__ import annotations
@@ -33,19 +33,20 @@ from ckstore.ops.refs.evaluations import kept_for_evaluation
 from ckstore.ops.refs.listing import infos
 from ckstore.ops.refs.protection import check_tags, pins_by_id
 
-# A process with an exclusive lock is dropping the checkpoint, which is quick. If it takes longer, the next gc checks
-# again.
+# A process with an exclusive lock is dropping the checkpoint, which is quick. If the lock is held for longer, the next
+# gc checks again.
 _HOLD_TIMEOUT_S = 1.0
 
 
 def drop_older(
     context: Context, new: CheckpointInfo, keys: Iterable[CheckpointKey], *, newer: bool = False
 ) -> list[str]:
-    """Drop the checkpoints at `keys` that are older than `new`, which has the same step; return notes for the user.
+    """Drop the checkpoints at `keys` that are older than `new`, which has the same step. Return notes for the user.
 
-    With `newer`, also drop those that are newer. The caller must then update the rows of all these checkpoints, and
-    call `reclaim.free_unused`. The blobs that only they used are left to gc, which scans all processes once instead of
-    after each save. No error is raised: `new` is durable, and gc drops the remaining ones later.
+    With `newer`, also drop newer checkpoints. Afterwards, the caller must update the rows of all these checkpoints, and
+    call `reclaim.free_unused` to empty the trash. The blobs that only the dropped checkpoints used are left to gc,
+    which scans all processes once instead of after each save. No error is raised: `new` is durable, and gc drops the
+    remaining checkpoints later.
     """
     notes: list[str] = []
     which = "another" if newer else "the older"
@@ -80,8 +81,8 @@ def _drop_one(context: Context, new: CheckpointInfo, key: CheckpointKey, *, newe
     try:
         drop(context, older, why, undo_s, is_former_form=is_form, durable=undo_s > 0, catalogue=False)
     except Protected:
-        # If only files of an integration pin the checkpoint, it is kept on purpose, for example when two callbacks save
-        # at the same step. No note is needed then.
+        # If all pins of the checkpoint are for files of an integration, the checkpoint is kept on purpose, for example
+        # when two callbacks save at the same step. In that case, no note is needed.
         pins = pins_by_id(context, datetime.now(UTC)).get(older.id, ())
         if tags_by_checkpoint(context.layout).get(key.any_generation) or not all(pin.is_of_a_file for pin in pins):
             raise
@@ -105,9 +106,9 @@ def due(
 ) -> list[Due]:
     """Return the checkpoints that `drop_superseded` drops now, or after the checkpoints `without` were dropped.
 
-    These are superseded checkpoints that are neither protected nor open and whose undo window is over, and former
-    generations of checkpoints, even of protected ones. The undo window also applies here, because a superseded
-    checkpoint may be one that a user has restored. A damaged checkpoint supersedes nothing.
+    These are former generations of checkpoints, even of protected ones, and superseded checkpoints that are not
+    protected and whose undo window is over. Open checkpoints are excluded. The undo window also applies to superseded
+    checkpoints, because a user may have restored such a checkpoint. A damaged checkpoint supersedes nothing.
 
     Args:
         context: The store.
@@ -154,7 +155,7 @@ def _due(context: Context, info: CheckpointInfo, of_step: Sequence[CheckpointInf
 
 
 def _incomplete(context: Context, key: CheckpointKey) -> CheckpointInfo | None:
-    """Return the facts in the manifest of an incomplete checkpoint, or None if it cannot be read."""
+    """Return the facts in the manifest of an incomplete checkpoint, or None if the manifest cannot be read."""
     try:
         facts = facts_at(context, key)
     except (CkstoreError, OSError):  # it is unknown whether the checkpoint is older
@@ -219,14 +220,14 @@ def _is_over(context: Context, key: CheckpointKey, *, purge: bool, grace: Grace 
     path = context.layout.checkpoint(key)
     if grace is not None:
         return grace.is_over(path)
-    # On a shared filesystem without `grace`, either gc was told that no other host uses the store, or a dry run reports
-    # what is dropped after the grace period.
+    # On a shared filesystem, the undo window does not apply. Without `grace`, the caller does not observe the grace
+    # period either, for example in a gc with `exclusive` or in a dry run.
     if not context.view.frees_at_once or (purge and trash.may_purge(path)):
         return True
     # The window begins when the directory gets its name, and again with each change of the annotations. It is measured
     # by ctime, which no user can set back.
     found = dirfd_stat.find(path)
-    # It is unknown whether a person or a rule dropped the checkpoint, so the longer window applies.
+    # It is unknown whether a user or a rule dropped the checkpoint, so the longer window applies.
     window_s = max(setting_of(context.layout, UNDO_BY_HAND_S), _undo_s(context))
     return found is None or not trash.left_of(window_s, found.st_ctime)
 
@@ -237,7 +238,7 @@ def is_undone(context: Context) -> bool:
 
 
 def _undo_s(context: Context) -> float:
-    """Return for how many seconds a drop by rule can be undone.
+    """Return for how many seconds a drop by a rule can be undone.
 
     An error in the settings is raised, because nothing may be dropped while the promised undo window is unknown.
     """

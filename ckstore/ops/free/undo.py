@@ -36,11 +36,11 @@ _CATALOG_TIMEOUT_S = 5.0
 
 
 def waiting(context: Context, step: int | None = None) -> tuple[Waiting, ...]:
-    """Return the dropped checkpoints that can be restored, the last dropped first.
+    """Return the dropped checkpoints that can be restored, the most recently dropped first.
 
-    Each has the number of bytes that purging it would free after those that expire earlier were purged. If one now
-    lacks a blob, it has a ``problem``. With `step`, only checkpoints of that step are inspected, so that restoring one
-    of thousands need not read all of them.
+    Each entry has the number of bytes that purging it would free, if entries that expire earlier are purged first. An
+    entry that now lacks a blob has a ``problem``. With `step`, only checkpoints of that step are inspected, so that
+    restoring one of thousands of checkpoints need not read all of them.
     """
     layout = context.layout
     window_s = 0.0 if layout.view.frees_at_once else setting_of(layout, GRACE_S)
@@ -59,12 +59,12 @@ def waiting(context: Context, step: int | None = None) -> tuple[Waiting, ...]:
     freed = freed_in_turn(context, (layout.trash / name for _, name, _ in entries))
     for (left_s, name, place), blobs in zip(entries, freed, strict=True):
         path = layout.trash / name
-        with suppress(FileNotFoundError, NotADirectoryError, PermissionError):  # removed, or another user's
+        with suppress(FileNotFoundError, NotADirectoryError, PermissionError):  # removed, or owned by another user
             looked = glance(path, place, context.known.manifests)
-            # A directory without a manifest is a failed save, or gc has removed most of it.
+            # A directory without a manifest is a failed save, or a directory that gc has mostly removed.
             if looked.manifest is None and not dirfd_stat.exists(path / MANIFEST):
                 continue
-            # A directory from staging/ has another name and was never published.
+            # A directory whose name does not fit its manifest is from staging/, and was never published.
             if looked.manifest is not None and not place.fits(*place.run_step, looked.manifest_id):
                 continue
             # On a shared filesystem, the former generation of a compacted checkpoint also waits in trash for the grace
@@ -115,12 +115,12 @@ def undo(context: Context, ref: str | SupportsIndex | CheckpointInfo) -> Checkpo
                 raise _freed(chosen)
             change = RunChange(before, layout.run_stamp(chosen.run))
         # Sync the new parent first (law N4) and trash/ last, so that the checkpoint has at least one name after a power
-        # cut. Sync staging/ too: if the process that saved it and the one that dropped it died, its name in staging/
-        # may still exist on the disk (law N3).
+        # cut. Also sync staging/: if the process that saved the checkpoint and the process that dropped it both died,
+        # its name in staging/ may still exist on the disk (law N3).
         for folder in (run, layout.checkpoints, layout.staging, layout.trash):
             files.sync_directory(folder)
         context.known.directories.changed(key, dirfd_stat.status(layout.checkpoint(key)).st_ino, change)
-    # Do this after the exclusive lock was released, since reconciling takes a shared lock on the directory.
+    # Reconcile after releasing the exclusive lock, since reconciling takes a shared lock on the directory.
     with suppress(CkstoreError, OSError):  # if this fails, the next opening of the store updates the catalog
         reconcile_one(context, key, timeout_s=_CATALOG_TIMEOUT_S)
     events.note(context, "restored", (chosen.run, chosen.step), id=chosen.id)
@@ -134,7 +134,10 @@ def undo(context: Context, ref: str | SupportsIndex | CheckpointInfo) -> Checkpo
 
 
 def _chosen(context: Context, ref: str | SupportsIndex | CheckpointInfo) -> Waiting:
-    """Return the dropped checkpoint that a ref names: of several, the last dropped one without a problem, if any."""
+    """Return the dropped checkpoint that a ref names.
+
+    If several match, return the most recently dropped one, if possible without a problem.
+    """
     from ckstore.model.manifest.info import CheckpointInfo
 
     if isinstance(ref, CheckpointInfo):
@@ -148,11 +151,11 @@ def _chosen(context: Context, ref: str | SupportsIndex | CheckpointInfo) -> Wait
         run = parsed.run if parsed.run is not None else context.run
         step = int(parsed.value) if parsed.kind == "step" else None
         own = _whole_first(one for one in waiting(context, step) if run in (None, one.run))
-        if parsed.kind == "latest":  # the last dropped one, if possible without a problem
+        if parsed.kind == "latest":
             if not own:
                 raise NoSuchRef("nothing can be restored", hint="ckstore undo lists dropped checkpoints")
             return own[0]
-        # Digits are taken as a step if that matches, otherwise as the first digits of an id.
+        # Interpret digits as a step if a dropped checkpoint has this step, otherwise as the first digits of an id.
         fitting = [one for one in own if str(one.step) == parsed.value] or _whole_first(
             one for one in waiting(context) if run in (None, one.run) and has_id(parsed, one.id)
         )
