@@ -171,8 +171,8 @@ def remember(
 def _withdraw(layout: Layout, digest: str, lock: locks.DirectoryLock) -> None:
     """Remove the canonical name of a damaged blob if its file belongs to another user.
 
-    Only the owner of a file can change its time. With an unchanged time, saves would still reuse the blob through this
-    name.
+    Only the owner of a file can change its time. If the time is unchanged, saves would still reuse the blob through
+    this name.
     """
     canonical = layout.blob(digest)
     damaged, offered = dirfd_stat.find(lock.inside / BLOBS / digest), dirfd_stat.find(canonical)

@@ -146,7 +146,9 @@ def _undo_by_hand_s(context: Context) -> float:
 
 
 def tell_unfreed(context: Context) -> str:
-    """Return a note that dropped data is kept for the grace period, or "" if a note is unnecessary or was returned.
+    """Return a note that dropped data is kept for the grace period.
+
+    Return "" if dropped data is not kept, or if this open store has already returned the note.
 
     This host cannot see the locks, open files and catalogs of other hosts. On a shared filesystem, files that another
     host may use are therefore not unlinked immediately. They remain in ``staging/`` and ``trash/`` for a grace period

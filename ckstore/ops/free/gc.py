@@ -53,8 +53,8 @@ from ckstore.ops.notices import warn
 
 _CATALOG_TIMEOUT_S = 30.0
 _MENDED = ("missing", "behind", "damaged")
-# A failed save or a delete locks the trash for milliseconds, and gc waits for its lock. Another gc holds the lock for
-# longer, and is not waited for.
+# A failed save or a delete locks the trash for milliseconds, so gc waits for this lock. Another gc holds the lock for
+# longer, so this gc does not wait for it.
 _START_TIMEOUT_S = 1.0
 _START_PAUSE_S = 0.01
 # XFS counts freed blocks as free within half a second. While free space still grows, wait a little longer.
@@ -239,7 +239,7 @@ def carry_out(context: Context, plan: GcPlan, collector: Collector, grace: Grace
     # (b) Empty the trash before freeing blobs, because this removes links to blobs.
     names = [*plan.trash, *swept.values()]
     failed = _empty(collector, names)
-    if isinstance(failed, CatalogUnavailable) and failed.why in _MENDED:  # reads had not shown the problem
+    if isinstance(failed, CatalogUnavailable) and failed.why in _MENDED:  # only the write showed the problem
         catch_up(context)
     # (c, d) Query the unused blobs again: a save may use some of them now, and other blobs have lost their last use.
     asked = collector.collected.entered.union(plan.unused)

@@ -76,7 +76,7 @@ def _foreseen(context: Context, plan: GcPlan, dropping: Collection[CheckpointKey
     if touched:
         unused |= context.catalog.without_use(touched - unused, without=dropping)
     going.add_canonical(map(layout.blob, sorted(unused)))
-    # A file is freed if the plan removes all of its links, as many as its link count.
+    # A file is freed if the number of links that the plan removes equals the link count of the file.
     lasts = going.lasts()
     seen = judge.look_for(lasts)
     held: list[LastLink] = []

@@ -134,7 +134,7 @@ def plan_asked(context: Context, policy: RetentionPolicy | None, run: str | None
 def part_of(context: Context, made: RetentionPlan, run: str | None) -> RetentionPlan:
     """Return the part of an earlier plan that concerns a run, or the whole plan without a run.
 
-    The directory of each checkpoint is updated, since a compaction or an eviction may have changed it since the plan
+    The directory of each checkpoint is updated, because a compaction or an eviction may have changed it after the plan
     was made.
     """
     entries = tuple(entry for entry in made.entries if run in (None, entry.run))
@@ -234,7 +234,7 @@ def _plan(
 def _read(context: Context, candidate: Candidate, runs: OpenRuns) -> Candidate:
     """Return a candidate with the facts of its manifest and annotations.
 
-    If these cannot be read, the candidate records it, and the plan keeps the checkpoint.
+    If these cannot be read, the reason is recorded in the candidate, and the plan keeps the checkpoint.
     """
     info = candidate.info
     try:
@@ -388,7 +388,7 @@ def _hold_newest_valid(context: Context, kept: Iterable[CheckpointInfo], guarded
 def _try_drop(context: Context, entry: PlanEntry, guard: CheckpointInfo | None, undo_s: float | None) -> Skipped:
     """Drop one checkpoint. Return it with the reason if it was not dropped, and with an empty reason otherwise.
 
-    If `undo_s` is None, nothing is dropped, and the result is the same.
+    Without `undo_s`, nothing is dropped, and the result is the same.
     """
     info = entry.info
     if guard is None:

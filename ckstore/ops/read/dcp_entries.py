@@ -28,7 +28,7 @@ class StateValue:
 def entries_of(manifest: Manifest) -> dict[str, StateValue]:
     """Return the values of a checkpoint by their DCP names.
 
-    The names are recorded in the manifest. If they are not, they result from flattening the state.
+    The names are those recorded in the manifest, or otherwise the names that result from flattening the state.
     """
     if manifest.dcp_values is not None:
         given = ((value.name, value.path, *_at(manifest.state, value.path)) for value in manifest.dcp_values)

@@ -126,8 +126,7 @@ def versions_left_out(plan: ExportPlan) -> tuple[str, ...]:
 def shards_of(plan: ExportPlan, most_bytes: int | None, stem: str = "model") -> list[ShardFile]:
     """Return the files for the tensors.
 
-    Each file has at most `most_bytes` of tensors, or a single larger tensor. If `most_bytes` is None, there is one
-    file.
+    Each file has at most `most_bytes` of tensors, or a single larger tensor. Without `most_bytes`, there is one file.
     """
     if most_bytes is None:
         most_bytes = sum(tensor.nbytes for tensor in plan.tensors)

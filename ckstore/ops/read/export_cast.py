@@ -31,7 +31,7 @@ class CastTally:
 
     dtype: WeightDtype | None  # the dtype of the written weights; None if they are not converted
     count: int = 0  # the number of values out of range
-    beyond: dict[str, str] = field(default_factory=dict)  # name of a weight -> the conversion, and how many values
+    beyond: dict[str, str] = field(default_factory=dict)  # name of a weight -> the conversion and the number of values
 
     def add(self, name: str, cast: DtypeCast | None) -> None:
         """Count the values of a written weight that were out of range."""
@@ -41,7 +41,7 @@ class CastTally:
 
 
 def cast_plan(plan: ExportPlan, dtype: WeightDtype | None) -> ExportPlan:
-    """Return the plan with its floating-point tensors in `dtype`, or the unchanged plan if `dtype` is None.
+    """Return the plan with its floating-point tensors in `dtype`. Without `dtype`, return the unchanged plan.
 
     Raises:
         BadInput: A tensor has a dtype other than integer, boolean, or floating-point of at least 16 bits.

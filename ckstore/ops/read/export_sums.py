@@ -140,7 +140,7 @@ class ExportSums:
     def statement(self, model: str) -> bytes:
         """Return the unsigned in-toto statement about all files added so far, as OpenSSF's model-signing writes it.
 
-        It follows the class `Payload` in ``model_signing/_signing/signing.py`` of model-signing 1.1.1.
+        The statement follows the class `Payload` in ``model_signing/_signing/signing.py`` of model-signing 1.1.1.
         """
         files = sorted(self._sha256.items(), key=lambda item: PurePosixPath(item[0]))
         root = hashlib.sha256(b"".join(bytes.fromhex(digest) for _, digest in files)).hexdigest()

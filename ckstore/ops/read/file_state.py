@@ -44,13 +44,13 @@ def state_of(
     verify: bool = True,
     can_select: bool = True,
 ) -> Iterator[CheckpointDirectory]:
-    """Yield a view of the state in a file of an open checkpoint, or the checkpoint itself if `file` is None.
+    """Yield a view of the state in a file of an open checkpoint. Without `file`, yield the checkpoint itself.
 
     Args:
         directory: The checkpoint.
         file: The path of a committed file.
         chunk_bytes: The chunk size for the values that are copied to memory.
-        keep: A filter for the names that the caller needs. A value with another name may fail to load without an error.
+        keep: A filter for the names that the caller needs. If another value cannot be loaded, no error is raised.
         verify: Whether to check the bytes that are read from the file.
         can_select: Whether the user can exclude values with `select=`. If so, the error advises to do this.
 
@@ -124,7 +124,8 @@ def _view(
             captured, refused = capture_described(found.value, places_of(found, stored.storages), most)
         except (Refused, TooMuchDescribed) as error:
             raise CannotLoad(f"{path} of {name} cannot be loaded as a state: {error}", hint=_HINT, file=path) from error
-    # The rest of the state is usable even if some objects cannot be loaded, so only needed values cause an error.
+    # The rest of the state is usable even if some objects cannot be loaded. Therefore an object causes an error only if
+    # the caller needs it.
     wanted = [error for error in refused if keep is None or keep(error.path)]
     if wanted:
         raise _cannot_load(path, name, wanted)

@@ -78,7 +78,7 @@ class StatePart(ABC):
 
     @abstractmethod
     def of(self, state: object) -> object:
-        """Return the part of a state that was loaded with the filter that `names` returned."""
+        """Return the part of `state`. The caller has loaded `state` with the filter from `names`."""
 
 
 def load(

@@ -248,7 +248,7 @@ class OpenCheckpoint:
             return held
         again = _again(held.path, self.info)
         again.on_damage, again.threads = held.on_damage, held.threads
-        # The function that downloads remote data belongs to one directory, so create it again for the new one.
+        # The function that downloads remote data belongs to one directory, so create it again for the new directory.
         if isinstance(held.fetch, partial):
             again.fetch = partial(held.fetch.func, again)
         # If several threads open the checkpoint again, `setdefault` atomically decides which directory is used. The

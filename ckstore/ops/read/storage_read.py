@@ -46,7 +46,7 @@ _SPARE_BYTES = 16 * 2**20  # additional memory for reading: buffers, threads, pa
 
 
 class StorageNames:
-    """The name, for messages, and the kind of each storage of a checkpoint; see `names_of`."""
+    """The kind of each storage of a checkpoint, and its name in messages; see `names_of`."""
 
     def __init__(self, directory: CheckpointDirectory) -> None:
         self._names: dict[int, str] = {}
@@ -145,13 +145,13 @@ class Tally:
         self._mutex = threading.Lock()
 
     def add(self, nbytes: int) -> None:
-        """Count bytes; may be called from any thread."""
+        """Count bytes. Any thread may call this method."""
         with self._mutex:
             # A lock is needed, since `+=` is a read and a write, between which another thread may run.
             self.done_bytes += nbytes
 
     def receive(self, nbytes: int) -> None:
-        """Count bytes that were downloaded from remotes; may be called from any thread."""
+        """Count bytes that were downloaded from remotes. Any thread may call this method."""
         with self._mutex:
             self.received_bytes += nbytes
 

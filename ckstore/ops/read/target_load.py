@@ -49,7 +49,7 @@ def must_fit(strict: Strict) -> Callable[[str], bool]:
 
 
 def globs_of(strict: Strict) -> list[str]:
-    """Return the globs that name the parts of a target that must fit."""
+    """Return the globs in `strict`, which select the values that must fit."""
     return [] if isinstance(strict, bool) else [strict] if isinstance(strict, str) else list(strict)
 
 
@@ -107,7 +107,7 @@ class LoadReport:
         cast: Names of converted values -> the conversion, such as ``float32 to bfloat16``, and the number of values
             that the new dtype cannot represent, if there are any.
         fresh: Names in an optimizer of the target that the checkpoint lacks because the parameter had no gradient
-            before the save. The saved optimizer had no state for these parameters, so the target starts without it.
+            before the save. As in the saved optimizer, these parameters have no optimizer state after the load.
         read_bytes: Bytes that were read from the store. With `since`, equal pieces are not read, except those of
             tensors that are always read as a whole.
         received_bytes: Bytes that were downloaded from a remote. For encoded blobs, fewer bytes are downloaded than
@@ -130,7 +130,7 @@ class LoadReport:
 
     @property
     def summary(self) -> str:
-        """One line about values that were not loaded exactly as in the checkpoint. Empty if there are none."""
+        """One line about values that were not loaded exactly as in the checkpoint, or "" without such values."""
         said = [f"{title} ({len(names)}): {some_of(names)}" for title, names in self._kinds() if names]
         return printable(f"{self.info.name} loaded, except: {'; '.join(said)}") if said else ""
 
@@ -315,7 +315,7 @@ def _bytes_to_read(manifest: Manifest, plan: IntoPlan, skip: HeldExtents) -> int
 
 
 def _read_whole(manifest: Manifest, plan: IntoPlan) -> set[int]:
-    """Return the copied storages that must be read as a whole: tiled ones, and those with gaps between elements."""
+    """Return the copied storages that must be read as a whole: tiled ones, and those that cannot be filled in parts."""
     # The other copied storages are read in parts through one buffer.
     whole = set()
     for storage in plan.copied:

@@ -52,8 +52,8 @@ class Evaluator:
         self._unreadable: set[str] = set()  # ids of checkpoints whose unreadable annotations were reported
         self._given_up: list[str] = []  # checkpoints that used up their attempts and have not been reported yet
         self._journal = (0, 0)  # the stamp of the journal when it was last read
-        # Ids of checkpoints whose drop must not be reported: the drop was already reported, it happened before this
-        # follower began, or the checkpoint was already evaluated or is not one that the follower yields.
+        # Ids of checkpoints whose drop must not be reported. The drop was already reported or happened before this
+        # follower began, or the checkpoint was already yielded or is outside the range of the follower.
         self._settled = {event.id for event in self._drops("")}
         # The records of the checkpoint that is being evaluated, one for each metric that it lacks.
         self._own: list[tuple[RecordName, locks.DirectoryLock]] = []
@@ -142,8 +142,8 @@ class Evaluator:
         """Return the current info of a checkpoint after its record was created, or None if it need not be evaluated."""
         # Another evaluator may have finished the evaluation before the record was created.
         try:
-            # Lock the checkpoint. This waits for a process that is dropping it, because the process looked for
-            # evaluations before the record existed.
+            # Lock the checkpoint. If another process is dropping it, having found no evaluation before the record
+            # existed, this waits until the drop is complete.
             with held(self._context, info, is_durable=True):
                 return self._now(info)
         except NoSuchRef:
@@ -157,7 +157,7 @@ class Evaluator:
             self._waiting.pop(waiting.id, None)
             return None
         if problem := self._context.notices.problems.get(annotation_problem(info)):
-            # The unreadable annotations may have the metric, and no metric can be added to them.
+            # The unreadable annotations may contain the metric, and no metric can be added to them.
             if info.id not in self._unreadable:
                 self._unreadable.add(info.id)
                 warn(f"{problem}. It is not offered for evaluation until that is repaired")

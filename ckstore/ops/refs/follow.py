@@ -116,7 +116,7 @@ class Follower:
 
     def _close(self, *, tried: bool) -> None:
         self._closed = True
-        # If another thread is waiting, it closes the descriptor itself.
+        # If another thread is waiting for a checkpoint, that thread closes the descriptor.
         if self._in_use.acquire(blocking=False):
             try:
                 self._stop_watching()
@@ -169,7 +169,7 @@ class Follower:
             with suppress(PermissionError):  # this user may only read the checkpoints
                 files.sync_directory(parent)
         found = infos(self._context, at=fresh, superseded=True)
-        # Directories without a complete checkpoint are checked again each time. A restore may be completing one.
+        # Directories without a complete checkpoint are checked again each time, since a restore may complete them.
         self._torn = {key.directory for key in fresh.keys() - {info.key for info in found}}
         self._given |= {info.key: fresh[info.key] for info in found}
         # Compare by id, since a compaction creates another directory of the same checkpoint.

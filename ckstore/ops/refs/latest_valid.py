@@ -139,7 +139,7 @@ def _take(context: Context, info: CheckpointInfo, take: Take[T], deadline_s: flo
                 health = directory.manifest.health
                 is_unhealthy = health is not None and bool(health.unhealthy)
                 current = info
-                if info.id != directory.manifest_id or bool(info.unhealthy) != is_unhealthy:  # its row was wrong
+                if info.id != directory.manifest_id or bool(info.unhealthy) != is_unhealthy:  # the row is wrong
                     current = info_of(context, directory.manifest, directory.manifest_id, key=info.key)
                 return take(current, directory)
         except DamagedBlob:

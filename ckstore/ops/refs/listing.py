@@ -56,7 +56,7 @@ def infos(
     Args:
         context: The store.
         run: The run. If None, all runs.
-        newest: The maximum number of checkpoints to return, the newest ones. Older checkpoints are not checked.
+        newest: Return only this number of the newest checkpoints. Older checkpoints are not checked.
         only: A function that selects checkpoints by step. Other checkpoints are neither returned nor checked.
         at: Directories with their stamps. Only checkpoints in them are returned, and no directory is listed.
         superseded: Whether to include superseded checkpoints, with `CheckpointInfo.superseded` set.
@@ -368,7 +368,8 @@ def _written_last(
     written = {place: stamp for place, stamp in published.items() if stamp is not None}
     if not written:
         return []
-    # Find it by the modification time: a sequence number that rotted to a small one would hide the newest checkpoint.
+    # Use the modification time, because a sequence number that rotted to a smaller number would hide the newest
+    # checkpoint.
     place = max(written, key=lambda place: written[place].mtime_ns)
     return [] if place == newest.key else infos(context, at={place: written[place]})
 

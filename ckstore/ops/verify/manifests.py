@@ -21,8 +21,8 @@ from ckstore.ops.verify.blob_copies import Copies
 
 def repair_manifest(context: Context, copies: Copies, key: CheckpointKey) -> tuple[Repair | None, str]:
     """Restore the manifest of a checkpoint from a copy with the same id. Return the repair, or None and the reason."""
-    # For a compacted checkpoint, both documents are restored: with only the plain manifest, blobs that exist in encoded
-    # form would be reported as missing.
+    # For a compacted checkpoint, the plain manifest and the document about the encoding are both restored. With only
+    # the plain manifest, blobs that exist in encoded form would be reported as missing.
     run, step, _ = key
     path = context.layout.checkpoint(key)
     try:

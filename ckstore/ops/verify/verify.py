@@ -326,6 +326,6 @@ class _BlobCopySet(Container[Unit]):
 
 
 def verify(context: Context, ref: AnyRef | None, options: Options) -> VerifyReport:
-    """Verify one checkpoint, or all checkpoints if `ref` is None; see `ckstore.Store.verify`."""
+    """Verify the checkpoint that `ref` names, or without `ref` all checkpoints; see `ckstore.Store.verify`."""
     keys = [find(context, ref).key] if ref is not None else sorted(key for key, _ in context.layout.published())
     return Verification(context, keys, options, everything=ref is None).run()

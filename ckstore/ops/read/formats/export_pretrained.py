@@ -211,7 +211,7 @@ def check_state_dict(plan: ExportPlan, form: ModelForm) -> None:
     )
     path = others[0] if others else next(deep, None)
     if path is None and plan.tensors:
-        # `from_pretrained` of both formats ignores the names of a model with adapters in it.
+        # `from_pretrained` of both formats ignores the names of a model that contains adapters.
         inside = (".base_layer.", ".lora_A.default.", ".modules_to_save.default.")
         found = next((tensor.name for tensor in plan.tensors if any(part in tensor.name for part in inside)), None)
         if found is not None:

@@ -39,12 +39,12 @@ class ModelForm:
     stem: str  # the beginning of the names of its safetensors weights
     pickled_stem: str  # the beginning of the names of its pickled weights
     config: str  # the file that must exist
-    call: str  # the function that opens it
+    call: str  # the function that opens such a directory
     other: str  # the name of the other format
-    is_cut: bool  # whether its weights may be several files
+    is_cut: bool  # whether its weights may be split into several files
 
     def is_weights(self, path: str) -> bool:
-        """Whether a file holds the weights, a part of them, or the list of the parts."""
+        """Whether a file holds the weights, a part of the weights, or the index of the parts."""
         stems = f"{re.escape(self.stem)}|{re.escape(self.pickled_stem)}"
         return bool(re.fullmatch(rf"(?:{stems})(?:-\d+-of-\d+)?\.(?:safetensors|bin)(?:\.index\.json)?", path))
 
