@@ -15,7 +15,8 @@ import ckstore
 from ckstore import errors, provisional
 from tests.docs.test_reference import INSIDE
 
-NEEDING_FRAMEWORKS = {f"ckstore.integrations.{name}" for name in ("deepspeed", "lightning", "transformers")}
+FRAMEWORKS = ("deepspeed", "lightning", "torchtitan", "transformers")
+NEEDING_FRAMEWORKS = {f"ckstore.integrations.{name}" for name in FRAMEWORKS}
 NEEDING_FRAMEWORKS.add("ckstore.tensors.device.kernel")  # Triton
 MODULES = [
     importlib.import_module(module.name)

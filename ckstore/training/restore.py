@@ -145,8 +145,8 @@ def restore(
         report = _restore(store, ref, given, dataloader, rng=rng, strict=strict)
     info = report.info
     # A rank may have skipped a checkpoint that is damaged only in the data of that rank, or on its node.
-    others = {rank: other for rank, other in gather(info).items() if other.id != info.id}
-    differing = (f"rank {rank} restored {other.name}, and this rank {info.name}" for rank, other in others.items())
+    others = {number: other for number, other in gather(info).items() if other.id != info.id}
+    differing = (f"rank {number} restored {other.name}, and this rank {info.name}" for number, other in others.items())
     report = replace(report, inexact=(*differing, *report.inexact))
     if report.inexact or report.overwritten:
         warn(f"{info.name} restored, but: {'; '.join((*report.inexact, *report.overwritten))}")
