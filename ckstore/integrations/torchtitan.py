@@ -18,7 +18,7 @@ from ckstore.integrations import dcp
 from ckstore.model.settings.retention import RetentionPolicy
 from ckstore.ops.notices import warn
 from ckstore.store import Store
-from ckstore.training.processes import is_first
+from ckstore.training.processes import is_first, once_for_all
 
 
 class CkstoreCheckpointManager(CheckpointManager):  # type: ignore[misc]
@@ -87,7 +87,10 @@ class CkstoreCheckpointManager(CheckpointManager):  # type: ignore[misc]
         """
         if to_hf:
             return super().dcp_save(state_dict, checkpoint_id, async_mode, enable_garbage_collection, to_hf)
-        step = _step_in(checkpoint_id)
+        found = re.search(r"step-(\d+)$", checkpoint_id)
+        if found is None:
+            raise BadInput(f"{checkpoint_id} names no step", hint="torchtitan 0.3.0 saves to …/step-N")
+        step = int(found[1])
         about: dict[str, Any] = {"if_exists": self._if_exists}
         saving: Any = None
         if async_mode == AsyncMode.DISABLED:
@@ -112,12 +115,13 @@ class CkstoreCheckpointManager(CheckpointManager):  # type: ignore[misc]
     @torch.no_grad()
     def _load(self, step: int = -1) -> bool:
         """Load a step, or the newest valid checkpoint. Without one, do as torchtitan: load from its folder."""
-        newest = self.store.latest(self.run)
-        if newest is None or (step != -1 and not any(info.step == step for info in self.store.checkpoints(self.run))):
+        # All ranks must load from one source, even if other nodes do not list the newest checkpoints yet.
+        steps = once_for_all(lambda: {info.step for info in self.store.checkpoints(self.run)})
+        if not steps or (step != -1 and step not in steps):
             loaded: bool = super()._load(step)
             return loaded
         ref = f"{self.run}@{'latest-valid' if step == -1 else step}"
-        is_seed = (newest.step if step == -1 else step) == 0  # as in torchtitan, step 0 holds only weights
+        is_seed = (max(steps) if step == -1 else step) == 0  # as in torchtitan, step 0 holds only weights
         states = self._states_to_load(is_seed)
         # torchtitan ignores the other values of the checkpoint if only some of them are wanted.
         is_all = not is_seed and not self.exclude_from_loading
@@ -132,11 +136,3 @@ class CkstoreCheckpointManager(CheckpointManager):  # type: ignore[misc]
                 self.store.prune(RetentionPolicy(keep_last=self.keep_latest_k), run=self.run)
             except CkstoreError as error:  # like torchtitan, continue the training
                 warn(f"older checkpoints of the run {self.run} were not deleted: {error}")
-
-
-def _step_in(checkpoint_id: str) -> int:
-    """Return the step in an id of torchtitan."""
-    found = re.search(r"step-(\d+)$", checkpoint_id)
-    if found is None:
-        raise BadInput(f"{checkpoint_id} names no step", hint="torchtitan 0.3.0 saves to …/step-N")
-    return int(found[1])
