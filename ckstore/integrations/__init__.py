@@ -1,1 +1,1 @@
-"""One module for each framework. Importing this package imports no framework, and each module imports its own."""
+"""One module for each framework. Importing this package imports no framework. Each module imports its framework."""

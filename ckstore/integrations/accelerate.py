@@ -1,4 +1,4 @@
-"""accelerate: `Accelerator.save_state` also commits its files, and `load_state` loads checkpoints of the store."""
+"""accelerate: make `Accelerator.save_state` also commit its files, and let `load_state` load from the store."""
 
 from __future__ import annotations
 
@@ -43,11 +43,12 @@ def install(accelerator: Any, store: Store, run: str | None = None) -> Installed
     """Make an `Accelerator` keep its checkpoints in a store. Call this once after creating it.
 
     ``accelerator.save_state(directory)`` then commits the directory after all processes have written to it. This works
-    with every backend, including FSDP and DeepSpeed. It also accepts ``step`` and ``metrics``. Without ``step``, the
-    number in the name of the directory is the step. If the name has no number, the next step is used, and the name is
-    the message. ``accelerator.load_state("ckstore:latest-valid")`` resumes from the newest valid checkpoint of the
-    store, and ``ckstore:REF`` from any other. ckstore implements ``total_limit`` itself, and deletes old directories
-    after the commit of the new one, not before.
+    with every backend, including FSDP and DeepSpeed. ``save_state`` then also accepts ``step`` and ``metrics``. Without
+    ``step``, the number in the name of the directory is the step. If the name has no number, the directory is committed
+    at the next step of the run, with its name as the message. ``accelerator.load_state("ckstore:latest-valid")``
+    resumes from the newest valid checkpoint of the store, and ``ckstore:REF`` resumes from any other checkpoint.
+    ckstore applies ``total_limit`` instead of accelerate, and deletes old directories only after it has committed the
+    new one.
 
     Args:
         accelerator: An `accelerate.Accelerator`.
@@ -59,13 +60,13 @@ def install(accelerator: Any, store: Store, run: str | None = None) -> Installed
 
 
 class Installed:
-    """The connection of an `Accelerator` to a store, as `install` returns it.
+    """The connection between an `Accelerator` and a store. `install` returns it.
 
     Attributes:
         last: The last committed checkpoint, on every process. A failed commit that `StoreConfig.on_failed_save`
             tolerates does not change `last`, and the directory is kept.
-        resumed_inexactly: The aspects that did not continue exactly at the last load from the store, and the
-            hyper-parameters of optimizers that the load replaced.
+        resumed_inexactly: One sentence for each aspect that did not continue exactly at the last load from the store,
+            and for each hyper-parameter of an optimizer that this load replaced.
     """
 
     def __init__(self, accelerator: Any, store: Store, run: str | None) -> None:
@@ -76,7 +77,7 @@ class Installed:
         self._run = run
         self._begun = False
         self._keep_count: int | None = accelerator.project_configuration.total_limit
-        # accelerate deletes the oldest directory before it writes, so a failed save would leave one directory less.
+        # accelerate deletes the oldest directory before it writes, so a failed save would leave one directory fewer.
         accelerator.project_configuration.total_limit = None
         self._save: Callable[..., Any] = accelerator.save_state
         self._load: Callable[..., Any] = accelerator.load_state
@@ -95,15 +96,15 @@ class Installed:
         """Save like `Accelerator.save_state`, then commit the directory."""
         directory = self._directory(output_dir)
         wanted = _step_of(directory) if step is None else step
-        # First refuse a run of another training, before one of its directories is changed.
+        # Refuse a run that belongs to another training before any directory is changed.
         once_for_all(self._begin)
-        # accelerate refuses an existing directory, such as one from before a rollback or a kill.
+        # accelerate refuses an existing directory, such as one that was written before a rollback or a kill.
         if self._names_itself and wanted is not None:
             once_for_all(lambda: self._make_way(directory, wanted))
         if not self._conditions().dataloader_resumes:
             warn_of_place(self._accelerator._dataloaders[0], _INSTEAD)  # noqa: SLF001 - the prepared loaders
         result = self._save(output_dir, safe_serialization, **options)
-        # `save_state` of accelerate returns on each rank after it wrote the files of that rank.
+        # accelerate's `save_state` returns on each rank when the files of that rank are written.
         wait_for_all()
         committed = once_for_all(lambda: self._commit(directory, wanted, metrics or {}))
         self.last = committed if isinstance(committed, CheckpointInfo) else self.last
@@ -162,7 +163,7 @@ class Installed:
         return Path(output_dir)
 
     def _make_way(self, directory: Path, step: int) -> None:
-        """Remove the directory of a step that is saved again, because accelerate refuses an existing directory."""
+        """Remove or move the existing directory of a step, because accelerate refuses to write to it."""
         if not directory.exists():
             return
         if is_there(self._store, self._run, step):
@@ -176,7 +177,7 @@ class Installed:
     def _commit(self, directory: Path, step: int | None, metrics: Mapping[str, float]) -> CheckpointInfo | NotSaved:
         about = with_random_states(self._conditions(), os.listdir(directory))
         info = commit_directory(self._store, directory, step, self._run, metrics=metrics, conditions=about)
-        # A directory that is not in the store is the only copy. Earlier directories may also be the only copies.
+        # If the commit failed, keep all directories. This one, and maybe earlier ones, exist nowhere else.
         if info and self._names_itself and self._keep_count is not None:
             folders = (path for path in directory.parent.glob("checkpoint_*") if path.is_dir())
             directories = {number: path for path in folders if (number := _step_of(path)) is not None}
@@ -199,7 +200,7 @@ class Installed:
         )
 
     def _reading(self, before: Conditions, now: Conditions, _step: int) -> Iterator[str]:
-        """Yield how many samples of an unfinished epoch will be read again, or never."""
+        """Yield a sentence if samples of an unfinished epoch will be read twice or never."""
         length = now.dataloader.get("dataset_length") or sys.maxsize
         read = min(before.batches_read * before.samples_per_batch, length)
         if self._accelerator.use_stateful_dataloader and before.dataloader_resumes:
@@ -210,7 +211,8 @@ class Installed:
             yield from (f"{sentence}, {unless}" for sentence in position_change(read, 0, "the epoch"))
 
     def _lost_order(self) -> tuple[str, ...]:
-        """Return a sentence if a loader shuffles with its own generator, which accelerate adds on several ranks."""
+        """Return a sentence if the order of a loader is drawn from a generator that accelerate does not save."""
+        # With several ranks, accelerate adds such a generator to a loader that shuffles.
         loaders = () if self._accelerator.use_stateful_dataloader else self._accelerator._dataloaders  # noqa: SLF001
         if all(getattr(loader, "synchronized_generator", None) is None for loader in loaders):
             return ()

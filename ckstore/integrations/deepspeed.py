@@ -1,4 +1,4 @@
-"""DeepSpeed: a checkpoint engine that writes files like DeepSpeed and commits them after all ranks have written."""
+"""DeepSpeed: a checkpoint engine that writes the usual files and commits them after all ranks have written."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _SCHEDULER = ("scheduler_name", "scheduler_params")
 
 
 class CkstoreCheckpointEngine(TorchCheckpointEngine):  # type: ignore[misc]
-    """A checkpoint engine that writes the files of DeepSpeed and commits the directory of a tag to a store.
+    """A checkpoint engine that writes the usual files and commits the directory of a DeepSpeed tag to a store.
 
-    The commit precedes the update of ``latest``. The step is the number in the tag. A tag without a number, such as
-    ``best``, uses the next step, and the tag is the message.
+    The commit precedes DeepSpeed's update of its file ``latest``. The step is the number in the tag. If the tag has no
+    number, such as ``best``, the directory is committed at the next step of the run, with the tag as the message.
 
     Args:
         config: The configuration of the engine.
@@ -35,8 +35,8 @@ class CkstoreCheckpointEngine(TorchCheckpointEngine):  # type: ignore[misc]
             training.
 
     Attributes:
-        resumed_inexactly: The aspects that did not continue exactly at the last `load`, and the hyper-parameters of the
-            optimizer that the load replaced.
+        resumed_inexactly: One sentence for each aspect that did not continue exactly at the last `load`, and for each
+            hyper-parameter of the optimizer that this load replaced.
     """
 
     def __init__(self, config: Any, store: Store, run: str | None = None) -> None:
@@ -58,9 +58,9 @@ class CkstoreCheckpointEngine(TorchCheckpointEngine):  # type: ignore[misc]
         self._begun = True
 
     def commit(self, info: Any) -> bool:
-        """Commit the directory of a tag from rank 0 after all ranks have written. All ranks raise its error."""
+        """Commit the directory of a tag from rank 0 after all ranks have written. Errors are raised on all ranks."""
         super().commit(info)
-        # Each rank writes its own files. A commit before the last rank has written would lack the files of a rank.
+        # Each rank writes its own files. Without this barrier, the commit could lack the files of a slower rank.
         wait_for_all()
         directory = Path(info.save_dir) / str(info.tag)
         step = step_in_name([directory])
@@ -84,7 +84,7 @@ class CkstoreCheckpointEngine(TorchCheckpointEngine):  # type: ignore[misc]
 
 
 def conditions(config: Any) -> Conditions:
-    """Return the conditions of a run from the configuration of the engine."""
+    """Return the conditions of a run, as far as the configuration of the engine has them."""
     used = {name: value for name in _BATCHES if (value := getattr(config, name, None)) is not None}
     kinds = ("float16_config", "fp16"), ("bfloat16_config", "bf16")
     precision = next((kind for name, kind in kinds if getattr(getattr(config, name, None), "enabled", False)), "fp32")
@@ -93,13 +93,14 @@ def conditions(config: Any) -> Conditions:
         world_size=world_size(),
         dataloader=used,
         settings=_plain_members(config, "optimizer_name", "optimizer_params"),
-        # These settings come from the program, because schedulers of DeepSpeed load only their step number.
+        # The settings of a scheduler are options, because a resume does not change them. Schedulers of DeepSpeed load
+        # only their step number.
         options={"precision": precision, **_plain_members(config, "gradient_clipping", *_SCHEDULER)},
     )
 
 
 def _plain_members(config: Any, *names: str) -> dict[str, Any]:
-    """Return the members of a configuration that are set. Members that JSON cannot represent are text."""
+    """Return the members of a configuration that are set. Members that JSON cannot represent are converted to text."""
     found = {name: value for name in names if (value := getattr(config, name, None)) is not None}
     return {name: json.loads(json.dumps(value, default=str)) for name, value in found.items()}
 
@@ -125,7 +126,7 @@ def load(engine: Any, store: Store, folder: str, ref: str = "latest-valid", run:
 
     Raises:
         NoSuchRef: The store has no such checkpoint.
-        BadInput: DeepSpeed found nothing to load in the directory. Without this error, the run would start again.
+        BadInput: DeepSpeed found nothing to load in the directory.
     """
     config = getattr(engine, "_config", None)
 
@@ -136,7 +137,7 @@ def load(engine: Any, store: Store, folder: str, ref: str = "latest-valid", run:
     parent, tag, sentences = once_for_all(act)
     given = settings_of(getattr(engine, "optimizer", None))
     found = engine.load_checkpoint(parent, tag=tag)
-    # DeepSpeed only logs a warning, and would train from random weights.
+    # DeepSpeed itself only logs a warning, and the training would start from random weights.
     if found is None or found[0] is None:
         msg = f"DeepSpeed found nothing to load in {ref}"
         raise BadInput(msg, hint="ckstore ls REF lists its files")

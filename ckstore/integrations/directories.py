@@ -28,7 +28,7 @@ from ckstore.training.newest import untried
 
 CONDITIONS = "training"
 """The key of the conditions in the metadata of a checkpoint."""
-# A scheduler kills a process 30 s after SIGTERM, and the Trainer needs 3 s of these before it saves.
+# A cluster scheduler kills a process 30 s after SIGTERM, and the Trainer uses 3 s of this time before it saves.
 _LAST_SAVE_S = 20.0
 _RNG_FILE = re.compile(r"(?:rng_state(?:_(\d+))?\.pth|random_states_(\d+)\.pkl)\Z")
 
@@ -43,14 +43,14 @@ def commit_directory(
     conditions: Conditions,
     is_last: bool = False,
 ) -> CheckpointInfo | NotSaved:
-    """Commit a directory at its step. An existing checkpoint of that step, from before a rollback, is replaced.
+    """Commit a directory at a step, and replace an existing checkpoint of that step, which precedes a rollback.
 
-    With `is_last`, the training ends afterwards. See `last_save_s`.
+    `is_last` states that the training ends after this commit. The commit is then retried for `last_save_s`.
 
     Returns:
         The checkpoint, or `NotSaved` if the storage failed and `StoreConfig.on_failed_save` tolerates this.
     """
-    # A directory without a step, such as ``initial``, is committed at the next step, with its name as the message.
+    # A directory whose name has no step, such as ``initial``, is committed at the next step with its name as message.
     options: SaveOptions = {"metrics": metrics, "metadata": {CONDITIONS: conditions.to_json()}, "if_exists": "replace"}
     if is_last:
         options["try_for_s"] = last_save_s(store)
@@ -61,7 +61,7 @@ def commit_directory(
 
 
 def last_save_s(store: Store) -> float:
-    """Return for how many seconds the last save of a training is retried, because no later save can replace it."""
+    """Return how many seconds the last save of a training is retried, because no later save can make up for it."""
     return max(_LAST_SAVE_S, save_patience_of(context_of(store).layout).wait_for_space_s)
 
 
@@ -75,7 +75,7 @@ def is_there(store: Store, run: str | None, step: int) -> bool:
 
 
 def ref_of(store: Store, run: str | None, ref: RefLike) -> RefLike:
-    """Return a ref with its run. As for commits, this is `run`, the run of the handle, or ``main``."""
+    """Return a ref that names its run. As in a commit, the run is `run`, the one given to `Store.open`, or ``main``."""
     if isinstance(ref, CheckpointInfo):
         return ref
     text = text_of(ref)
@@ -83,17 +83,17 @@ def ref_of(store: Store, run: str | None, ref: RefLike) -> RefLike:
 
 
 def keep_newest(directories: Mapping[int, Path], count: int, keep: set[Path]) -> None:
-    """Delete all but the `count` newest of these directories. Call this when the newest is durable in the store."""
+    """Delete all but the `count` newest directories and those in `keep`, once the newest is durable in the store."""
     # Sort by time and not by step, because the newest directory after a rollback has a smaller step than older ones.
     newest = sorted(directories.items(), key=lambda item: (item[1].stat().st_mtime_ns, item[0]))
     for _, directory in newest[: max(len(newest) - count, 0)]:
-        # The framework reads the best directory at the end of the training.
+        # `keep` may have the best directory, which the framework reads at the end of the training.
         if directory not in keep:
             shutil.rmtree(directory)
 
 
 def remove(directory: Path) -> None:
-    """Remove a directory of an earlier save or resume, so that none of its files become part of the next one."""
+    """Remove a directory of an earlier save or resume, so that a later save or resume does not include its files."""
     try:
         shutil.rmtree(directory)
     except OSError as error:
@@ -117,15 +117,15 @@ def checkout_to_resume(
     write: Callable[[Store, CheckpointInfo, Path], None] = checked_out,
 ) -> tuple[CheckpointInfo, Path]:
     """Write a checkpoint below `folder` for a framework to resume from. First remove leftovers of earlier resumes."""
-    # Every byte is checked. ``latest-valid`` skips damaged checkpoints.
+    # Writing a checkpoint checks every byte. With ``latest-valid``, a damaged checkpoint is skipped.
     wanted = ref_of(store, run, ref)
-    # If the ref names another run, a training begins in this run as a fork.
+    # If the ref names a checkpoint of another run, a training begins in `run`, as a fork.
     begin(store, run)
     base = expanded(folder)
     tried: set[str] = set()
     info = untried(store, wanted, tried)
     base.mkdir(parents=True, exist_ok=True)
-    # A resume that was killed during writing leaves a partial checkpoint, which a framework would load.
+    # A resume that was killed while it wrote has left a partial checkpoint, which a framework would load.
     for old in base.glob(f"{RESUME_PREFIX}*"):
         remove(old)
     while True:
@@ -140,14 +140,14 @@ def checkout_to_resume(
             if info.id in tried:
                 raise
         else:
-            # The framework loads from files, which the store does not notice. Set the parent of the next save here.
+            # The store does not notice that the framework loads these files, so set the parent of the next save.
             context = context_of(store)
             continue_from(context, parent_at(context, info))
             return info, destination
 
 
 def with_random_states(conditions: Conditions, names: list[str]) -> Conditions:
-    """Return conditions with the ranks whose random states are in these files of the Trainer or of accelerate."""
+    """Return the conditions, completed with the ranks whose random states the Trainer or accelerate wrote to files."""
     found = [match for name in names if (match := _RNG_FILE.match(name))]
     return conditions.with_rng_of(int(match[1] or match[2] or 0) for match in found)
 
@@ -158,14 +158,14 @@ def inexact(
     now: Conditions,
     reading: Callable[[Conditions, Conditions, int], Iterable[str]] = lambda *_: (),
 ) -> tuple[str, ...]:
-    """Return the aspects that will not continue exactly on all ranks, as known to rank 0, one sentence each.
+    """Return one sentence for each aspect that will not continue exactly on all ranks, as far as rank 0 knows.
 
     Args:
         store: The store.
         info: The checkpoint.
         now: The conditions of this run.
-        reading: Yields how many samples are read again or never, from the conditions of the checkpoint, those of this
-            run, and the step.
+        reading: Yields sentences about samples that will be read twice or never. Its arguments are the conditions of
+            the checkpoint, the conditions of this run, and the step.
     """
     try:
         recorded = Conditions.from_json(info.metadata.get(CONDITIONS))

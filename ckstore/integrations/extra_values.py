@@ -1,4 +1,4 @@
-"""Convert the values of a framework that a store cannot hold, so that they do not make a save fail.
+"""Convert the values of a framework that a store cannot hold, so that a save does not fail because of them.
 
 This module imports no framework.
 """
@@ -17,20 +17,20 @@ from ckstore.model.names import plain
 from ckstore.tensors.refusals import type_name
 from ckstore.tensors.state_capture import capture
 
-# This is enough to recognize a value. The `repr` of a data set can have gigabytes.
+# This length is sufficient to recognize a value. The `repr` of a data set can take gigabytes.
 _TEXT_MOST_CHARS = 4000
 _DEPTH_MOST = 20
-"""A depth greater than that of any configuration. It ends the recursion of a value that contains itself."""
+"""The maximum depth of a converted value, which no configuration reaches. It stops a value that contains itself."""
 
 
 def kept_as_text(value: Any, name: str, changed: dict[str, str]) -> Any:
-    """Return a value that a store can hold, with plain containers for other containers and texts for other values."""
-    # This adds the path of each converted value to `changed`, with its type and its new form.
+    """Return a value that a store can hold. Other containers become plain containers, and other values become text."""
+    # `changed` receives the path of each converted value, with its type and its new form.
     return _kept(value, name, changed, 0)
 
 
 def without_refused(state: Mapping[str, Any], name: str, changed: dict[str, str]) -> dict[str, Any]:
-    """Return a state without the items that a store cannot hold, for an object that keeps its own values for these."""
+    """Return a state without the items that a store cannot hold. The object that loads it keeps its values of these."""
     kept = {}
     for key, value in state.items():
         if _is_storable(value):

@@ -1,4 +1,4 @@
-"""Lightning: a `CheckpointIO` that saves into a store, with a marker file where Lightning expects the checkpoint."""
+"""Lightning: a `CheckpointIO` that saves to a store, and writes a marker file where Lightning expects a checkpoint."""
 
 from __future__ import annotations
 
@@ -44,47 +44,50 @@ __all__ = ["CkstoreCheckpointIO", "ExactResume", "read_marker"]
 
 _PREFIX = "ckstore:"
 _NOT_SET = "the random states of the checkpoint are not set: add ExactResume() to the callbacks of the Trainer"
-# A marker has about 200 bytes. A real .ckpt of Lightning at the same path has gigabytes and is not read.
+# A marker has about 200 bytes. The limit applies if the file is a .ckpt of Lightning, which may have gigabytes.
 _MARKER_MOST_BYTES = 4096
 _VERSION = b"pytorch-lightning_version"
 _OWN_FILES = TorchCheckpointIO()
-# The kernel keeps a table with an entry for each descriptor up to the highest one, 512 kB for this number.
+# The upper limit of descriptor numbers. The kernel keeps a table with an entry for each number up to the highest one in
+# use, which takes 512 kB for this number.
 _DESCRIPTORS_MOST = 65536
 _NO_SYMLINKS = frozenset((errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS))
 _OF_HYPERPARAMETERS = "hparams_name", "hparams_type"
 _ADVICE = "Weights and optimizers are kept as they are; a resume takes the model and its schedulers from your program"
 
 _Kept: TypeAlias = list[tuple[Path, CheckpointInfo, Pin]]
-"""Markers, the checkpoints that they name, and the pins of the checkpoints."""
+"""Markers, each with the checkpoint that it names and the pin of that checkpoint."""
 
 
 class CkstoreCheckpointIO(CheckpointIO):
     """Saves checkpoints of Lightning as states in a store: ``Trainer(plugins=[CkstoreCheckpointIO(store)])``.
 
-    The step of a checkpoint is its global step. At the path that Lightning chooses, this class writes a marker, a small
-    JSON file that names the checkpoint. So `ModelCheckpoint` and ``ckpt_path="last"`` work as usual.
-    ``ckpt_path="ckstore:latest-valid"`` loads the newest whole checkpoint of the store, and ``ckstore:REF`` any other.
-    All files of a training are in one run, including ``last.ckpt``.
+    The step of a checkpoint is the global step of the Trainer. At the path that Lightning chooses, this class writes a
+    marker, which is a small JSON file that names the checkpoint. Therefore, `ModelCheckpoint` and ``ckpt_path="last"``
+    work as usual. ``ckpt_path="ckstore:latest-valid"`` loads the newest valid checkpoint of the store, and
+    ``ckstore:REF`` loads any other. All checkpoints of a training are in one run, including ``last.ckpt``.
 
     A resume compares the settings of the Trainer, its loader and its optimizers with those of the checkpoint. A warning
-    lists the aspects that will not continue exactly. `resumed_inexactly` has the sentences.
+    lists the aspects that will not continue exactly, and `resumed_inexactly` has the same sentences.
 
-    A fit without a load begins a training. Its first save raises `RunInUse` if the run has checkpoints of another one.
+    A fit without a load begins a training. The first save of the training raises `RunInUse` if the run has checkpoints
+    of another training.
 
-    A marker pins its checkpoint, so the checkpoint is kept when another callback saves the same step again.
-    When `ModelCheckpoint` removes a marker, its pin is removed, and the checkpoint is deleted from the store, unless a
-    tag, a pin or another marker names it. A copied marker protects the checkpoint only if it is in the same directory.
+    Each marker pins its checkpoint, so the checkpoint is kept when another callback saves the same step again.
+    When `ModelCheckpoint` removes a marker, the pin of the marker is also removed. The checkpoint is then deleted from
+    the store, unless a tag, another pin or another marker names it. A copy of a marker protects the checkpoint only if
+    the copy is in the same directory.
 
     Args:
         store: The store.
         run: Name of the run. If None, the run given to `Store.open`, or ``main``. ``auto`` creates a new run for each
             training.
         delete: If False, `ModelCheckpoint` removes only markers, and the policy of the store decides which checkpoints
-            are kept. Then only a checkpoint whose step another callback saves again is pinned, until its marker is
-            removed.
-        background: Save in a separate process while the training continues. The marker is written when the save is
-            durable, at the next save or at the end of the run. Removals that waited for the save are then done, and
-            errors of the save are raised.
+            are kept. A checkpoint is then pinned only if another callback saves its step again, until the marker of the
+            checkpoint is removed.
+        background: Save in a separate process while the training continues. When a save is durable, the next save or
+            the end of the run writes its marker, and carries out the removals that waited for this save. Errors of the
+            save are raised at the same time.
     """
 
     def __init__(self, store: Store, run: str | None = None, *, delete: bool = True, background: bool = False) -> None:
@@ -95,13 +98,13 @@ class CkstoreCheckpointIO(CheckpointIO):
         self.resumed_inexactly: tuple[str, ...] = ()
         self._warned: set[str] = set()
         self._to_do: deque[tuple[Path, PendingSave | None, _Kept]] = deque()
-        self._named: dict[Path, CheckpointInfo] = {}  # checkpoints by the markers that this object wrote
+        self._named: dict[Path, CheckpointInfo] = {}  # path of a marker that this object wrote -> its checkpoint
         self._reserved: dict[Path, int] = {}  # paths of future markers -> the descriptors that reserve them
         self._failed: set[Path] = set()  # folders in which the last save failed and was tolerated
-        self._spared: list[Path] = []  # delayed removals, until a save in their folder succeeds
-        self._begun = False  # whether the training is determined
+        self._spared: list[Path] = []  # markers that are removed only after a later save in their folder succeeds
+        self._begun = False  # whether a training was begun or continued
         self._last_step = -1  # step of the last save of the training
-        self._left: dict[str, Mapping[str, Any]] | None = None  # existing pins of earlier processes, by their reasons
+        self._left: dict[str, Mapping[str, Any]] | None = None  # reason of a pin of an earlier process -> the pin
 
     @property
     def run(self) -> str:
@@ -113,13 +116,13 @@ class CkstoreCheckpointIO(CheckpointIO):
     ) -> None:
         """Save a state durably, then write the marker. See `background`.
 
-        An existing checkpoint of that step is replaced, unless a marker, a tag or a pin names it. A dict that is not a
-        checkpoint of a Trainer, such as the weights that `ddp_spawn` passes to the main process, is written as a file
-        of Lightning at `path`.
+        An existing checkpoint of the same step is replaced, unless a marker, a tag or a pin names it. A dict that is
+        not a checkpoint of a Trainer, such as the weights that `ddp_spawn` passes to the main process, is written as a
+        file of Lightning at `path`.
         """
         if storage_options is not None:
             raise BadInput("storage_options: a store has none", hint="leave storage_options out")
-        # Each checkpoint of a Trainer has its step as a number. A parameter of that name would be a tensor.
+        # In each checkpoint of a Trainer, this value is a number. In a dict of weights, it could only be a tensor.
         if not isinstance(checkpoint.get("global_step"), int):
             _OWN_FILES.save_checkpoint(checkpoint, Path(path))
             return
@@ -141,7 +144,7 @@ class CkstoreCheckpointIO(CheckpointIO):
         if is_last_save(trainer):
             options["try_for_s"] = last_save_s(self.store)
         if self.background:
-            # Handle only finished saves, because waiting would make this save block.
+            # Complete only finished saves, because waiting for others would block the training.
             self._settle(wait=False)
             pending = self.store.save_async(state, step, self._run, on_failure=self._on_failure, **options)
             self._to_do.append((Path(path), pending, kept))
@@ -158,7 +161,7 @@ class CkstoreCheckpointIO(CheckpointIO):
         return context_of(self.store).on_failed_save
 
     def _storable(self, checkpoint: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a checkpoint whose hyperparameters and schedulers a store can hold, and warn of converted values."""
+        """Convert hyperparameters and schedulers to values that a store can hold, and warn of converted values."""
         state, changed = {**checkpoint}, dict[str, str]()
         for name, value in checkpoint.items():
             if isinstance(value, Mapping) and name.endswith("hyper_parameters"):
@@ -166,7 +169,7 @@ class CkstoreCheckpointIO(CheckpointIO):
             elif name.endswith(_OF_HYPERPARAMETERS):
                 state[name] = kept_as_text(value, name, changed)
             elif name == "lr_schedulers":
-                # A scheduler loads a state as its attributes. An omitted attribute keeps the value of the program.
+                # A scheduler loads its state as attributes. An omitted attribute keeps the value from the program.
                 state[name] = [
                     without_refused(one, f"{name}[{i}]", changed) if isinstance(one, dict) else one
                     for i, one in enumerate(value)
@@ -178,20 +181,21 @@ class CkstoreCheckpointIO(CheckpointIO):
         """Save a state, pin the checkpoint and write its marker. `kept` is the result of `_keep_named`."""
         info = save()
         if isinstance(info, NotSaved):
-            # Write no marker, since markers only name saved checkpoints. ModelCheckpoint will remove the previous one.
+            # Write no marker, because markers only name saved checkpoints. Record the folder, so that `_remove` keeps
+            # the previous marker when ModelCheckpoint removes it.
             self._failed.add(path.parent)
             return
         self._failed.discard(path.parent)
-        # A last.ckpt often has the same state as the previous file. Then both markers name one checkpoint, which needs
-        # no pin, and the policy decides about it.
+        # A last.ckpt often has the same state as the file before it. Both markers then name one checkpoint, which needs
+        # no pin, and the policy decides whether the checkpoint is kept.
         for other, replaced, kept_by in kept:
             if replaced.content == info.content:
                 self._name(other, info, None)
                 self._remove_pins([kept_by])
         before = self._before(path)
-        # Write the marker after the save, because it must never name a checkpoint that is not durable. Write it after
-        # the pin, which protects the checkpoint from a save at its step and from the removal of another marker. A kill
-        # between both leaves a pin for `_before`.
+        # Write the marker after the save, because it must never name a checkpoint that is not durable. Also write it
+        # after the pin, which protects the checkpoint from a later save of the same step and from the removal of
+        # another marker. A kill between the pin and the marker leaves a pin, which `_before` finds.
         pin = self.store.pin(info, _reason(path)).name if self.delete else None
         self._name(path, info, pin)
         if before is not None:
@@ -204,12 +208,12 @@ class CkstoreCheckpointIO(CheckpointIO):
         store = str(self.store.path)
         marker = {"ckstore": 1, "store": store, "run": info.run, "step": info.step, "id": info.id, "pin": pin}
         with files.opened_directory(path.parent) as folder:
-            # Use a rename, because a marker that a power cut truncates no longer names its checkpoint.
+            # Use a rename, because a marker that a power cut has truncated would no longer name its checkpoint.
             atomic_file.replace_by(f".{path.name}.tmp", folder, path.name, json.dumps(marker).encode())
         self._named[path] = info
 
     def _before(self, path: Path) -> Mapping[str, Any] | None:
-        """Return the content of the marker at a path. If a kill prevented the marker, return that of its pin."""
+        """Return the id and the pin that the marker at a path names. If a kill prevented the marker, use its pin."""
         with suppress(BadInput):  # no marker
             return read_marker(path)
         if self._left is None:  # read pins only once, because a store may have thousands
@@ -218,13 +222,13 @@ class CkstoreCheckpointIO(CheckpointIO):
 
     def _keep_named(self, step: int) -> _Kept:
         """Pin and return the checkpoints with markers that the next save of a step would replace."""
-        # A background save has no pin yet, and the next save would replace its checkpoint.
+        # The checkpoint of a pending background save has no pin yet, so the next save would replace that checkpoint.
         if any(pending is not None and pending.step == step for _, pending, _ in self._to_do):
             self._settle(wait=True)
         kept: _Kept = []
         if self.delete:
             return kept  # they are already pinned
-        # A pin overrides the policy of the store, so pin only checkpoints that the policy would not see any more.
+        # A pin overrides the policy of the store, so pin only checkpoints that the save would remove from the policy.
         for path, info in self._named.items():
             if (info.run, info.step) == (self.run, step):
                 with suppress(BadInput, NoSuchRef):  # the marker was removed, or the policy dropped the checkpoint
@@ -233,7 +237,7 @@ class CkstoreCheckpointIO(CheckpointIO):
         return kept
 
     def _settle(self, *, wait: bool) -> None:
-        """Write the markers of durable saves and do the removals that waited for them, in order."""
+        """Write the markers of durable saves and carry out the removals that waited for them, in order."""
         while self._to_do:
             path, pending, kept = self._to_do[0]
             if pending is not None and not wait and not pending.done():
@@ -249,15 +253,15 @@ class CkstoreCheckpointIO(CheckpointIO):
                     self._release(path)
 
     def _reserve(self, path: Path) -> bool:
-        """Create a symlink at the path of a future marker, if the path is free, so that no other callback uses it.
+        """Reserve the path of a future marker by a symlink, if the path is free, so that no other callback uses it.
 
         Returns:
             False if the filesystem has no symlinks.
         """
-        # ModelCheckpoint uses a free name, and two callbacks choose equal names. The target of the symlink is a
-        # descriptor of this process. After a kill, the target does not exist, and no resume uses the symlink as a
-        # checkpoint. The number is random, because in a container the resuming process often has the PID of the killed
-        # one.
+        # ModelCheckpoint uses a free name, and two callbacks may choose the same name. The target of the symlink is a
+        # descriptor of this process. After a kill, the target does not exist, so no resume uses the symlink as a
+        # checkpoint. The number of the descriptor is random, because in a container the resuming process often has the
+        # PID of the killed process.
         if os.path.exists(path):
             return True
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -275,7 +279,7 @@ class CkstoreCheckpointIO(CheckpointIO):
         return True
 
     def _release(self, path: Path) -> None:
-        """Remove the symlink that `_reserve` made, if no marker has replaced it."""
+        """Remove the symlink that `_reserve` created, if no marker has replaced it."""
         fd = self._reserved.pop(path, None)
         if fd is None:
             return
@@ -287,13 +291,13 @@ class CkstoreCheckpointIO(CheckpointIO):
         """Wait for the background saves. Lightning calls this at the end of a run."""
         self._settle(wait=True)
         tell_failures(context_of(self.store).totals)
-        # A later fit continues this training if its steps continue. If they start again, it begins another training.
+        # A later fit belongs to this training if its steps continue. If they start again, it begins another training.
         self._begun = False
 
     def load_checkpoint(
         self, path: str | os.PathLike[str], map_location: Any | None = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Load the state that a marker or ``ckstore:REF`` names, without unpickling, whatever `weights_only` is.
+        """Load the state that a marker or ``ckstore:REF`` names, without unpickling and regardless of `weights_only`.
 
         A file of Lightning at `path` that is not a checkpoint of a Trainer is loaded with ``weights_only=True``.
 
@@ -312,7 +316,7 @@ class CkstoreCheckpointIO(CheckpointIO):
             self._compare(name, found)
             return found
         if _is_plain_state(Path(path)):
-            # Not by `TorchCheckpointIO`, which in Lightning 2.5 unpickles any file.
+            # Do not use `TorchCheckpointIO`, which in Lightning 2.5 unpickles any file.
             found = torch.load(path, location, weights_only=True)
             return found
         marker = read_marker(path)
@@ -350,19 +354,20 @@ class CkstoreCheckpointIO(CheckpointIO):
         SettingsComparison.add_to(trainer, lambda now: inexact(self.store, info, now), tell)
 
     def _continues(self) -> None:
-        """Record that the training continues the next loaded checkpoint. If it is in another run, a fork begins."""
+        """Record that the training continues the next loaded checkpoint, as a fork if it is in another run."""
         own_run.begin(self.store, self._run)
         self._begun = True
 
     def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
-        """After earlier saves are durable, remove a marker, and its checkpoint unless something else names it."""
-        # Wait for background saves, because ModelCheckpoint removes the old best before the new one is durable.
+        """When earlier saves are durable, remove a marker, and also its checkpoint unless something else names it."""
+        # Wait for background saves, because ModelCheckpoint removes the old best checkpoint before the new one is
+        # durable.
         self._to_do.append((Path(path), None, []))
         self._settle(wait=False)
 
     def _remove(self, place: Path) -> None:
         if place.parent in self._failed:
-            # The checkpoint that should replace it was not saved, so this one may be the best or newest.
+            # The save of its replacement failed, so the checkpoint of this marker may be the best or the newest.
             self._spared.append(place)
             return
         for spared in [one for one in self._spared if one.parent == place.parent]:
@@ -382,8 +387,8 @@ class CkstoreCheckpointIO(CheckpointIO):
             # The file belongs to a training without this plugin, and must not make this training fail.
             warnings.warn(f"kept {place}: {error.message}", CkstoreWarning, stacklevel=2)
             return
-        # Remove the marker first. A marker without a checkpoint would make a resume fail, and a checkpoint without a
-        # marker only needs space.
+        # Remove the marker first. A marker without a checkpoint would make a resume fail, whereas a checkpoint without
+        # a marker only takes space.
         place.unlink()
         self._named.pop(place, None)
         (self._left or {}).pop(_reason(place), None)
@@ -391,11 +396,12 @@ class CkstoreCheckpointIO(CheckpointIO):
         self._delete(marker["id"], place.parent)
 
     def _unpin(self, path: Path, marker: Mapping[str, Any], but: str | None = None) -> None:
-        """Remove the pins of a removed marker and leftover pins at its path, but not the pin of the original marker."""
+        """Remove the pin of a removed marker, and leftover pins for its path. Keep the pin if the marker was a copy."""
         found = []
         for pin in self.store.pins():
             other = pin.reason.removesuffix(OF_A_FILE)
-            # The folder may have been moved. If the marker is a copy, the original marker still exists.
+            # The reason of the pin may name another path, because the folder was moved or the marker is a copy. For a
+            # copy, the original marker still exists at that path.
             is_moved = (
                 (pin.name, pin.id) == (marker["pin"], marker["id"]) and pin.is_of_a_file and not _names(other, pin.id)
             )
@@ -420,10 +426,11 @@ class CkstoreCheckpointIO(CheckpointIO):
             warnings.warn(msg, CkstoreWarning, stacklevel=2)
             return
         try:
-            # Drop the checkpoint as a rule does, because this happens at each save and is not a mistake of a user.
+            # Delete the checkpoint as a retention rule does, because this may happen at each save and is no mistake of
+            # a user.
             self.store.delete(checkpoint, now=not self.store.config.undo_by_rule_s)
         except (NoSuchRef, InUse):
-            return  # it is already dropped or saved again, or a tag, a pin or a reader holds it
+            return  # the checkpoint is already dropped, or it is tagged, pinned or open
 
 
 def _metrics(state: Mapping[str, Any]) -> dict[str, float]:
@@ -448,7 +455,7 @@ def _is_plain_state(path: Path) -> bool:
 
 
 def _open_for_a_name() -> int:
-    """Return a descriptor of an empty file in memory, with a high random number."""
+    """Return a descriptor of an empty file in memory. The number of the descriptor is high and random."""
     low = open_memory("ckstore-marker")
     try:
         limit = min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], _DESCRIPTORS_MOST)
@@ -477,7 +484,7 @@ def _marker_in(path: str | os.PathLike[str]) -> dict[str, Any]:
         document: Any = parse_foreign(content)
         if document["ckstore"] == 1:
             marker: dict[str, Any] = {name: document[name] for name in ("store", "run", "step", "id")}
-            marker["pin"] = document.get("pin")  # an earlier ckstore did not write it
+            marker["pin"] = document.get("pin")  # earlier versions of ckstore did not write it
             return marker
     except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise _no_marker(path, error) from error
@@ -511,6 +518,6 @@ def _names(path: str, checkpoint: str) -> bool:
 
 
 def _reason(path: Path) -> str:
-    """Return the reason for the pin of the checkpoint of a marker."""
+    """Return the reason of the pin for the marker at a path."""
     # A reason is text, and the bytes of a path may not be UTF-8.
     return os.fsencode(os.path.abspath(path)).decode(errors="backslashreplace") + OF_A_FILE

@@ -17,9 +17,9 @@ KEY = "ckstore_resume"
 class ExactResume(Callback):
     """A callback, ``Trainer(callbacks=[…, ExactResume()])``, that makes a resume draw the same random numbers.
 
-    It adds the random states of all ranks to each checkpoint of a training. These are the states of Python, NumPy,
-    torch and the GPUs in use. A resume sets them. `CkstoreCheckpointIO.resumed_inexactly` lists the aspects that do not
-    continue exactly.
+    The callback adds the random states of all ranks to each checkpoint of a training. These are the states of Python,
+    NumPy, torch and the GPUs in use. A resume sets these states. `CkstoreCheckpointIO.resumed_inexactly` lists the
+    aspects that do not continue exactly.
     """
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class ExactResume(Callback):
         }
 
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Keep the states of a checkpoint that a training resumes from, until the training begins."""
+        """Keep the random states of the checkpoint from which a training resumes, until the training begins."""
         # `Trainer.validate`, `test` and `predict` also call this, but resume no training.
         self._saved = checkpoint.get(KEY) if trainer.state.fn == TrainerFn.FITTING else None
 

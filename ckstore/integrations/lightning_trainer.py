@@ -1,7 +1,8 @@
-"""Settings of a Trainer of Lightning, and whether a save is its last one.
+"""Find the Trainer of Lightning that saves or loads, read its settings, and determine whether a save is the last one.
 
-Lightning passes no Trainer to a `CheckpointIO`. The Trainer is looked up in the call stack, since its methods call the
-`CheckpointIO`. The thread of `AsyncCheckpointIO` has no Trainer in its stack. Settings are not compared in that case.
+Lightning passes no Trainer to a `CheckpointIO`. The Trainer is looked up in the call stack, because methods of the
+Trainer call the `CheckpointIO`. The thread of `AsyncCheckpointIO` has no Trainer in its stack, so settings are not
+compared in that case.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def calling_trainer() -> Trainer | None:
     """Return the Trainer in the call stack, or None."""
     frame = inspect.currentframe()
     while frame is not None:
-        # Read only the variables of these frames, because reading keeps the values until the frame ends.
+        # Read variables only in frames of the Trainer, because `f_locals` keeps the values alive until the frame ends.
         if frame.f_globals.get("__name__") == Trainer.__module__:
             found = frame.f_locals.get("self")
             if isinstance(found, Trainer):
@@ -41,7 +42,7 @@ def calling_trainer() -> Trainer | None:
 
 
 def is_last_save(trainer: Trainer | None) -> bool:
-    """Whether the training ends after the current save, at its regular end or by an exception."""
+    """Whether the training ends after the current save, either regularly or because of an exception."""
     if trainer is None or trainer.state.fn != TrainerFn.FITTING:
         return False
     if trainer.state.status == TrainerStatus.INTERRUPTED or trainer.should_stop or trainer.received_sigterm:
@@ -49,14 +50,14 @@ def is_last_save(trainer: Trainer | None) -> bool:
     loop = trainer.fit_loop
     if 0 <= loop.max_steps <= trainer.global_step:
         return True
-    # An epoch counts as processed after the saves of its last batch and of its validation.
+    # Lightning counts an epoch as processed only after the saves at its last batch and at its validation.
     current: Any = loop.epoch_progress.current
     epochs = current.processed + bool(loop.epoch_loop.batch_progress.is_last_batch)
     return loop.max_epochs is not None and 0 <= loop.max_epochs <= epochs
 
 
 def conditions_of(trainer: Trainer, checkpoint: Mapping[str, Any] | None = None) -> Conditions:
-    """Return the conditions of the run, for a `checkpoint` that is being saved, or for a resumed run without one."""
+    """Return the conditions of the run. `checkpoint` is the one that is being saved, or None at a resume."""
     loader: Any = next(iter(tree_leaves(trainer.train_dataloader)), None)  # the first of several
     about: dict[str, Any] = {"class": type(loader).__name__}
     if hasattr(loader, "dataset"):
@@ -89,11 +90,11 @@ def _losses(trainer: Trainer, loader: Any) -> Iterator[str]:
 
 
 class SettingsComparison(Callback):
-    """Compares the settings of a training with those of the checkpoint that it resumes from, once all are known.
+    """Compares the settings of a training with those of the resumed checkpoint, when the training starts.
 
     Args:
-        inexact: Returns one sentence for each difference from these conditions.
-        tell: Called with these sentences and those about settings of optimizers that the checkpoint replaced.
+        inexact: Returns one sentence for each difference between the checkpoint and the given conditions.
+        tell: Called with these sentences, and with sentences about settings of optimizers that the checkpoint replaced.
     """
 
     def __init__(self, inexact: Callable[[Conditions], Sequence[str]], tell: Callable[[tuple[str, ...]], None]) -> None:

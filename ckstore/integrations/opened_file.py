@@ -14,7 +14,7 @@ class OpenedFile(io.BufferedReader):
 
     def __init__(self, raw: CommittedFile, checkpoint: OpenCheckpoint) -> None:
         self._checkpoint = checkpoint
-        self.size = raw.nbytes  # like other files of fsspec
+        self.size = raw.nbytes  # other files of fsspec also have this attribute
         super().__init__(raw, BUFFER_BYTES)
 
     def close(self) -> None:

@@ -18,15 +18,15 @@ from ckstore.store import Store, context_of
 from ckstore.training.history import run_of
 
 RESUME_PREFIX = ".ckstore-resume-"
-"""The prefix of directories that a run resumes from. The next resume removes them."""
+"""The prefix of the directories from which a run resumes. The next resume removes these directories."""
 _HEAD_BYTES = 2**16
-"""The number of compared bytes at the start of each file. They differ between the states of two trainings."""
+"""The number of bytes compared at the start of each file. They differ between the states of two trainings."""
 
 
 def begin(store: Store, run: str | None) -> None:
-    """Begin a training, which continues nothing that this process loaded or saved, unless `continue_from` is called."""
+    """Begin a training without a parent. To continue a checkpoint, call `continue_from` afterwards."""
     if run == AUTO:
-        # Each training has its own run. Its first save creates the run, so a rank that only loads creates none.
+        # Each training gets a new run. The first save creates it, so a rank that only loads does not create a run.
         store._auto_run = None  # noqa: SLF001 - see `Store.save`
     else:
         continuation.begin_training(context_of(store), run_of(store, run))
@@ -39,7 +39,7 @@ def check_free(store: Store, run: str | None) -> None:
 
 
 def continue_directory(store: Store, run: str | None, directory: str | os.PathLike[str], step: int | None) -> None:
-    """Make a training continue the checkpoint of a directory. Begin one if the store does not have it."""
+    """Continue the checkpoint that was committed from a directory, or begin a training if the store lacks it."""
     context, directory = context_of(store), Path(directory)
     if directory.name.startswith(RESUME_PREFIX) and is_loaded(store, run):
         return
@@ -56,7 +56,7 @@ def is_loaded(store: Store, run: str | None) -> bool:
 
 
 def _committed_from(store: Store, run: str, directory: Path, step: int) -> CheckpointInfo | None:
-    """Return the checkpoint of a step if its files have the names, sizes and first bytes of those in a directory."""
+    """Return the checkpoint of a step if the directory has all its files, with equal sizes and equal first bytes."""
     try:
         info = store.info(f"{run}@{step}")
     except NoSuchRef:

@@ -1,7 +1,7 @@
-"""A storage for torch_checkpointing, with which torchtitan saves, that keeps the checkpoints in a store.
+"""A storage for torch_checkpointing that keeps its checkpoints in a store. torchtitan saves with torch_checkpointing.
 
-Ranks write their files into a directory, and the rename that ends a save commits this directory. Other files remain in
-the folder.
+Ranks write their files into a directory of a folder, and the rename that ends a save commits this directory. Other
+files remain in the folder.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ def release_unfinished() -> None:
 
 @dataclass
 class CkstoreStorageConfig(StorageConfig):
-    """Keep the checkpoints of a folder in a store: ``CheckpointManager.Config(storage_config=…)``.
+    """Keeps the checkpoints of a folder in a store: ``CheckpointManager.Config(storage_config=…)``.
 
-    ``manager.save(f"{folder}/step-500", …)`` makes the checkpoint of step 500, which readers find at this path. If the
-    name contains no step, the checkpoint gets the next step. Checkpoints are loaded and listed by their paths.
+    ``manager.save(f"{folder}/step-500", …)`` creates the checkpoint of step 500. Loads and listings find it at this
+    path, although it is in the store. If the name contains no step, the checkpoint gets the next step of the run.
 
     Attributes:
         store: Directory of an existing store.
@@ -72,7 +72,7 @@ class CkstoreStorageConfig(StorageConfig):
             checkpoint is committed.
         run: Run of the checkpoints. If None, ``main``.
         if_exists: As in `ckstore.Store.commit`, for a path that has a checkpoint. ``error`` raises `FileExistsError`.
-            A checkpoint of another path with the same step always raises it.
+            If another path has a checkpoint of the same step, `FileExistsError` is always raised.
         temp_dir_prefix: The same value as in torch_checkpointing's ``CheckpointWriterConfig``.
 
     Raises:
@@ -91,12 +91,12 @@ class CkstoreStorageConfig(StorageConfig):
         if self.run == AUTO:
             msg = "run='auto' creates a new run in each process, but all paths of a folder belong to one run"
             raise BadInput(msg, hint="name the run, for example after the folder: run='gpt-2'")
-        # A child process, which unpickles this object, may save after this process has loaded. The file names the
-        # loaded checkpoint.
+        # A child process that has unpickled this object may save after this process has loaded a checkpoint. This file
+        # names the loaded checkpoint.
         self._loaded = Path(tempfile.gettempdir()) / f"ckstore-loaded-{uuid.uuid4().hex}"
 
     def __getstate__(self) -> dict[str, object]:
-        # A child that writes in the background is in no process group.
+        # A child process that writes in the background is in no process group, so pass the value of this process.
         return {**self.__dict__, "_has_peers": self.has_peers()}
 
     def has_peers(self) -> bool:
@@ -116,7 +116,8 @@ class CkstoreStorageConfig(StorageConfig):
 class CkstoreStorage(LocalFileSystemStorage):
     """A folder whose checkpoints are in a store. See `CkstoreStorageConfig`.
 
-    A path in a checkpoint can be read, and each read byte is checked. An attempt to change it raises `OSError`.
+    Files of a checkpoint can be read, and every byte that is read is checked. An attempt to change a checkpoint raises
+    `OSError`.
     """
 
     def __init__(self, config: CkstoreStorageConfig, loaded: Path) -> None:
@@ -135,7 +136,7 @@ class CkstoreStorage(LocalFileSystemStorage):
 
     @override
     def stream_read(self, path: Path, read_args: ReadArgs | None = None) -> io.RawIOBase:
-        """Open a file for reading. A file of a checkpoint is read from the store, and checked.
+        """Open a file for reading. A file of a checkpoint is read from the store and checked.
 
         Raises:
             FileNotFoundError: There is no such file.
@@ -198,10 +199,10 @@ class CkstoreStorage(LocalFileSystemStorage):
 
     @override
     def rmdir(self, path: Path) -> None:
-        """Delete a directory, or a checkpoint as `Store.delete` does.
+        """Delete a directory. A checkpoint is deleted as `Store.delete` does.
 
         Raises:
-            InUse: A tag or a pin names the checkpoint, or it is open.
+            InUse: The checkpoint is tagged, pinned or open.
         """
         found = self._find(path)
         if found is None:
@@ -210,7 +211,7 @@ class CkstoreStorage(LocalFileSystemStorage):
         info, inner = found
         if inner:
             raise _unchangeable(path)
-        # A process that died while it replaced the checkpoint may have left the older one.
+        # A process that died while it replaced a checkpoint of this path may have left the older one. Delete both.
         for each in self._of_name(Path(path).name, step_in_name([Path(path)])) or [info]:
             self._writer().delete(each)
 
@@ -218,7 +219,7 @@ class CkstoreStorage(LocalFileSystemStorage):
     def rename(
         self, src_path: Path, dst_path: Path, is_directory: bool = False, background_cleanup: bool = False
     ) -> None:
-        """Rename a file or directory. A directory that is renamed to one in the folder becomes a checkpoint.
+        """Rename a file or directory. A directory that is renamed to an entry of the folder becomes a checkpoint.
 
         Raises:
             FileExistsError: The destination exists.
@@ -241,25 +242,25 @@ class CkstoreStorage(LocalFileSystemStorage):
             super().rename(src_path, dst_path, is_directory, background_cleanup)
             return
         _make_way(Path(dst_path))
-        # A name without a step also has at most one checkpoint.
+        # A path has at most one checkpoint, even if its name has no step.
         step = step_in_name([Path(dst_path)])
         older: list[CheckpointInfo] = []
         if there is not None:
             if self._config.if_exists == "error":
                 raise _occupied(errno.ENOTEMPTY, dst_path)
             if step is None and self._config.if_exists == "replace":
-                # The older checkpoint may be of a step before the last one of the training. So commit at the next step,
-                # and then delete the older one.
+                # The step of the older checkpoint may be before the last step of the training. So commit at the next
+                # step, and then delete the older checkpoint.
                 older = self._of_name(Path(dst_path).name, None)
             else:
                 step = there[0].step
-        # Another path's checkpoint of this step is never replaced.
+        # A checkpoint of the same step from another path is never replaced.
         if_exists = "error" if there is None or older else self._config.if_exists
         self._commit(Path(src_path), Path(dst_path), step, if_exists)
         self._drop(older, Path(dst_path))
 
     def _drop(self, older: list[CheckpointInfo], target: Path) -> None:
-        """Delete checkpoints that one of the same path has replaced, as `Store.commit` does for equal steps."""
+        """Delete the older checkpoints of a path after a new commit, as `Store.commit` does for a repeated step."""
         for info in older:
             try:
                 self._writer().delete(info, now=not self._writer().config.undo_by_rule_s)
@@ -287,14 +288,15 @@ class CkstoreStorage(LocalFileSystemStorage):
             msg = f"{error.message}; that one was saved in another way, so this path does not replace it ({hint})"
             raise FileExistsError(errno.EEXIST, msg, str(target)) from error
         finally:
-            # Release the lock after the removal, which would also remove new files of another training.
+            # Release the lock only after the removal, which could otherwise delete new files of another training.
             if (lock := _unfinished.pop(_resolved(source), None)) is not None:
                 lock.release()
 
     def _take_unfinished(self, path: Path, make: bool) -> None:
         """Lock the directory of an unfinished checkpoint, and remove the files that an ended process has left in it.
 
-        These files would become part of the checkpoint. Ranks of one save share the directory, and do not lock it.
+        Such files would become part of the checkpoint. If several ranks save, they share the directory, so they do
+        neither.
         """
         lock = _unfinished.get(path)
         if self._config.has_peers() or (lock is not None and lock.names(path)):
@@ -332,7 +334,7 @@ class CkstoreStorage(LocalFileSystemStorage):
 
     @override
     def exists(self, path: Path) -> bool:
-        """Whether there is a file or directory."""
+        """Whether the path is a file or directory."""
         found = self._find(path)
         if found is None:
             return super().exists(path) or bool(self._committed(path))
@@ -341,7 +343,7 @@ class CkstoreStorage(LocalFileSystemStorage):
 
     @override
     def isdir(self, path: Path) -> bool:
-        """Whether there is a directory."""
+        """Whether the path is a directory."""
         found = self._find(path)
         if found is None:
             return super().isdir(path) or bool(self._committed(path))
@@ -357,7 +359,7 @@ class CkstoreStorage(LocalFileSystemStorage):
         return self._size_of(*found, path)
 
     def _committed(self, path: Path) -> list[str]:
-        """Return the names of all checkpoints for the path of the folder, even if this node lacks the folder."""
+        """Return the names of all checkpoints if `path` is that of the folder, even if this node lacks the folder."""
         if Path(os.path.realpath(path)) != self._folder:
             return []
         return [name for info in self._infos(None) if (name := _name_of(info))]
@@ -372,7 +374,7 @@ class CkstoreStorage(LocalFileSystemStorage):
             infos = self._store.checkpoints(self._run) if step is None else [self._store.info(f"{self._run}@{step}")]
         except NoSuchRef:
             return ()
-        # Read the catalog again only after a directory has changed. Checking the directories takes a tenth of the time.
+        # Read the catalog again only after a directory has changed. Checking the directories takes a tenth as long.
         if found and found == self._stamps(step):
             self._remember(self._known, step, (found, tuple(infos)))
         return tuple(infos)
@@ -383,7 +385,7 @@ class CkstoreStorage(LocalFileSystemStorage):
         return stamps(context, layout.checkpoints_of(run) if step is None else layout.of_step(run, step))
 
     def _of_name(self, name: str, step: int | None) -> list[CheckpointInfo]:
-        """Return the checkpoints of a path, oldest first. There are several if a process died while it replaced one."""
+        """Return the checkpoints of a path, oldest first. A process that died while it replaced one leaves several."""
         return [info for info in self._infos(step) if _name_of(info) == name]
 
     def _remember(self, known: dict[_K, _V], key: _K, value: _V) -> None:
@@ -393,7 +395,7 @@ class CkstoreStorage(LocalFileSystemStorage):
                 del known[next(iter(known))]
 
     def _place(self, path: Path) -> tuple[str, str] | None:
-        """Return the name of the entry of the folder that a path leads to, and the path in it, or None."""
+        """Return the entry of the folder that contains a path, and the path inside that entry. None for other paths."""
         whole = _resolved(path)
         if whole == self._folder or not whole.is_relative_to(self._folder):
             return None
@@ -401,9 +403,9 @@ class CkstoreStorage(LocalFileSystemStorage):
         return name, "/".join(inner)
 
     def _find(self, path: Path) -> tuple[CheckpointInfo, str] | None:
-        """Return the checkpoint that a path leads into, and the path in it."""
+        """Return the checkpoint that contains a path, and the path inside it. None for other paths."""
         place = self._place(path)
-        # An entry of the folder itself is still being written, or another storage wrote it.
+        # An entry that exists in the folder is still being written, or another storage has written it.
         if place is None or os.path.lexists(self._folder / place[0]):
             return None
         name, inner = place
@@ -411,7 +413,7 @@ class CkstoreStorage(LocalFileSystemStorage):
         return (found[-1], inner) if found else None
 
     def _files(self, info: CheckpointInfo) -> dict[str, int | None]:
-        """Return the size of each file of a checkpoint, and None for each directory, by their paths."""
+        """Return a dict with the size of each file of a checkpoint, and None for each directory, by path."""
         if (known := self._sizes.get(info.id)) is None:
             try:
                 with self._store.open_checkpoint(info) as checkpoint:
@@ -427,7 +429,7 @@ class CkstoreStorage(LocalFileSystemStorage):
         return known
 
     def _size_of(self, info: CheckpointInfo, inner: str, path: Path) -> int:
-        """Return the size of a file of a checkpoint. Raise if there is no such file, or it is a directory."""
+        """Return the size of a file of a checkpoint. Raise `OSError` if the path does not exist or is a directory."""
         files = self._files(info)
         if inner and inner not in files:
             raise _error(errno.ENOENT, path)
@@ -456,8 +458,9 @@ class CkstoreStorage(LocalFileSystemStorage):
         return self._to_write
 
     def _note(self, info: CheckpointInfo) -> None:
-        """Record the loaded checkpoint, as the parent of the next save of this process or of its children."""
-        # A save removes the record. If the same checkpoint is then loaded again, this is a rollback.
+        """Record the loaded checkpoint as the parent of the next save by this process or one of its children."""
+        # A save removes the record. If the same checkpoint is loaded again after a save, this is a rollback, which must
+        # be recorded.
         if info.id == self._noted and self._loaded.exists():
             return
         training = parent_at(context_of(self._store), info).training
@@ -473,7 +476,7 @@ class CkstoreStorage(LocalFileSystemStorage):
         self._noted = info.id
 
     def _continue_loaded(self, writer: Store) -> None:
-        """Continue the checkpoint that was loaded since the last save, if any, even if it was deleted meanwhile."""
+        """Continue the checkpoint that was loaded since the last save, if any, even if it has been deleted since."""
         try:
             loaded, _, training = self._loaded.read_text(encoding="ascii").partition(" ")
             self._loaded.unlink()
@@ -486,13 +489,13 @@ def _remove_committed(source: Path, target: Path) -> None:
     """Remove the directory of a committed checkpoint, or warn if this fails."""
     try:
         shutil.rmtree(source)
-    except OSError as error:  # the commit is not undone
+    except OSError as error:  # the commit remains
         msg = f"{target} is committed, but its directory {source} cannot be removed: {error.strerror}"
         warnings.warn(msg, CkstoreWarning, stacklevel=4)
 
 
 def _make_way(path: Path) -> None:
-    """Remove an empty directory, as a rename does. Raise if the path is anything else."""
+    """Remove an empty directory, as a rename does. Raise `FileExistsError` for any other existing path."""
     if not os.path.lexists(path):
         return
     if not os.path.isdir(path):
@@ -503,20 +506,20 @@ def _make_way(path: Path) -> None:
 
 
 def _resolved(path: Path) -> Path:
-    """Return a path with resolved symlinks, except in its last name, which is itself renamed or deleted."""
+    """Return a path with resolved symlinks. Its last name is not resolved, because a symlink itself is renamed."""
     whole = Path(os.path.abspath(path))
     return Path(os.path.realpath(whole.parent)) / whole.name
 
 
 def _name_of(info: CheckpointInfo) -> str:
-    """Return the name of the directory that was committed through this storage, or an empty text."""
+    """Return the name of the directory that was committed through this storage, or an empty string."""
     own = info.metadata.get(_KEY)
     name = own.get("directory") if isinstance(own, dict) else None
     return name if isinstance(name, str) else ""
 
 
 def _error(number: int, path: Path) -> OSError:
-    """Return the error of an error number, in the class in which a filesystem raises it."""
+    """Return the `OSError` of an error number. Python chooses its subclass by the number."""
     return OSError(number, os.strerror(number), str(path))
 
 

@@ -1,8 +1,8 @@
-"""Log a reference to each checkpoint to the active run of W&B, MLflow or Trackio, and keep the run with the checkpoint.
+"""Log a reference to each checkpoint to the active run of W&B, MLflow or Trackio, and record that run in its metadata.
 
 A save only reads the identity of the active runs from memory. The trackers are called in a thread of this process after
-the checkpoint is durable, so that a tracker that fails or hangs neither fails nor delays a save. No data of a
-checkpoint is sent. The trackers are used as docs/adr/0038-trackers.md describes.
+the checkpoint is durable. A tracker that fails or hangs therefore cannot fail or delay a save. No data of a checkpoint
+is sent. docs/adr/0038-trackers.md describes which functions of each tracker are used.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from ckstore.ops.context import NEW, Context, Publication, Subscriber
 from ckstore.store import Store, context_of
 
 _MOST_WAITING = 64
-"""The maximum number of checkpoints that wait for a tracker. Further ones are not logged, which is reported."""
+"""The maximum number of checkpoints that wait for a tracker. Further checkpoints are reported as not logged."""
 _AT_EXIT_S = 10.0
-"""How long the end of the process waits for the trackers."""
+"""The maximum number of seconds that the process waits for the trackers when it ends."""
 _PROBLEM = "trackers"
 _REASON_MOST_CHARS = 200
 
 
 def track(store: Store, run: Any = None) -> TrackerLogger:
-    """Log each checkpoint that this handle saves to the active runs of trackers, and keep these runs with it.
+    """Log each checkpoint saved with `store` to the active runs of trackers, and record these runs in the checkpoint.
 
-    A repeated call changes the run of the same tracking.
+    A repeated call with the same store only changes the run.
 
     Args:
         store: The store.
@@ -66,10 +66,10 @@ def track(store: Store, run: Any = None) -> TrackerLogger:
 
 
 class TrackerLogger:
-    """Logs the checkpoints of one handle to trackers, as `track` returns it.
+    """Logs the checkpoints that one `Store` saves to trackers. `track` returns it.
 
     Attributes:
-        run: The run of all saves, or None for the active ones.
+        run: The run to which all checkpoints are logged. If None, the runs that are active when a save begins.
     """
 
     def __init__(self, context: Context) -> None:
@@ -78,20 +78,20 @@ class TrackerLogger:
         self._pid = os.getpid()
         self._known: dict[tuple[str, str], TrackedRun] = {}  # the runs of earlier saves, by tracker and id
         self._found_in: dict[str, tuple[int, list[TrackedRun]]] = {}  # tracker -> a thread and its active run
-        self._logged: set[str] = set()  # ids of the checkpoints that were passed to the thread
+        self._logged: set[str] = set()  # ids of the checkpoints that were passed to the logging thread
         self._waiting: deque[CheckpointInfo] = deque()
-        self._refused: deque[tuple[CheckpointInfo, str]] = deque()  # with the reason, until it is reported
+        self._refused: deque[tuple[CheckpointInfo, str]] = deque()  # with the reasons, until they are reported
         self._unfinished: dict[str, CheckpointInfo] = {}
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._warned: set[str] = set()
-        # A tracker whose run began earlier has registered its own exit handler earlier, so it runs after this one.
+        # Exit handlers run in reverse order, so this one runs before the handlers of trackers with an earlier run.
         atexit.register(_end, weakref.ref(self))
 
     def wait(self, timeout_s: float = _AT_EXIT_S) -> bool:
         """Wait until all saved checkpoints are logged. Call this before the run of the tracker is finished.
 
-        A background save that is pending does not count. Call `store.background.wait()` first.
+        This does not wait for a pending background save. Call `store.background.wait()` first.
 
         Returns:
             False if a tracker has not answered after `timeout_s`.
@@ -101,7 +101,7 @@ class TrackerLogger:
             return self._changed.wait_for(lambda: not self._unfinished, timeout_s)
 
     def facts(self) -> dict[str, list[dict[str, str]]]:
-        """Return the identities of the runs of a save that begins in this thread, for its metadata."""
+        """Return the identities of the current runs, for the metadata of a save that begins in this thread."""
         self._report_refused()
         if os.getpid() != self._pid:  # a run belongs to the process that began it
             self._warn(f"saves of process {os.getpid()} are not tracked, since it is a fork of process {self._pid}")
@@ -114,7 +114,7 @@ class TrackerLogger:
         return {EXTERNAL_RUNS: [run.identity for run in found]} if found else {}
 
     def find_runs(self) -> list[TrackedRun]:
-        """Return the runs of a save that begins in this thread, and remember those that are active in it."""
+        """Return the runs for a save that begins in this thread, and remember the active runs of this thread."""
         found = []
         for kind in _ADAPTERS:
             try:
@@ -129,7 +129,8 @@ class TrackerLogger:
         active = _active(kind)
         thread = threading.get_ident()
         if active is None:
-            # The active run of MLflow and of Trackio is that of a thread, and a background thread may save.
+            # In MLflow and Trackio, a run is active in one thread. If a background thread saves, use the run that was
+            # active in the other thread.
             in_thread, before = self._found_in.get(kind, (thread, []))
             if in_thread != thread and kind != "wandb":
                 return before
@@ -139,7 +140,7 @@ class TrackerLogger:
         return self._found_in[kind][1]
 
     def told(self, publication: Publication) -> Sequence[str]:
-        """Pass a published checkpoint to the thread, once. This neither blocks nor raises."""
+        """Pass a published checkpoint to the logging thread, at most once. This neither blocks nor raises an error."""
         info = publication.checkpoint
         if os.getpid() != self._pid or info.id in self._logged:
             return ()
@@ -160,13 +161,13 @@ class TrackerLogger:
                 self._waiting.append(info)
             if self._thread is None and self._waiting:
                 self._start(info)
-        # A background save is reported while its queue is locked, and a log handler may take long.
+        # A background save calls this while it holds the lock of its queue, and a log handler could take long.
         if publication.origin != "reported":
             self._report_refused()
         return ()
 
     def _start(self, info: CheckpointInfo) -> None:
-        # A daemon, because a tracker that hangs must not keep the process from ending.
+        # Use a daemon thread, because a tracker that hangs must not keep the process from ending.
         thread = threading.Thread(target=self._log_all, name="ckstore-trackers", daemon=True)
         try:
             thread.start()
@@ -205,7 +206,7 @@ class TrackerLogger:
                 self._changed.notify_all()
 
     def _record(self, info: CheckpointInfo) -> dict[str, Any]:
-        """Return the facts about a checkpoint that trackers get, as JSON without NaN and infinity."""
+        """Return the facts about a checkpoint for the trackers, as values of JSON without NaN and infinity."""
         layout = self._context.layout
         metrics = {name: value if math.isfinite(value) else str(value) for name, value in info.metrics.items()}
         return {
@@ -218,7 +219,7 @@ class TrackerLogger:
             "new_bytes": info.new_bytes,
             "metrics": metrics,
             "store": str(layout.root),
-            # By its id, since a step names another checkpoint after a rollback.
+            # Use the id, because the step may name another checkpoint after a rollback.
             "url": f"ckstore://{layout.root}/{info.run}/{info.id}",
             "manifest": Path(str(layout.checkpoint(info.key) / MANIFEST)).as_uri(),
         }
@@ -239,7 +240,7 @@ class TrackerLogger:
         self._context.notices.problems[_PROBLEM] = text
         if reason not in self._warned:
             self._warned.add(reason)
-            # Not a `CkstoreWarning`: a filter may turn it into an error, and the checkpoint is saved.
+            # Do not issue a `CkstoreWarning`. A filter may turn it into an error, although the checkpoint is saved.
             log(logging.WARNING, text)
 
 
@@ -257,7 +258,10 @@ class TrackedRun(Protocol):
 
 
 class WandbRun:
-    """A run of W&B. Each checkpoint is a version of an artifact with one reference. The summary names the newest."""
+    """A run of W&B. Each checkpoint is a version of an artifact with one reference.
+
+    The summary of the run names the newest checkpoint.
+    """
 
     def __init__(self, run: Any) -> None:
         self._run = run
@@ -265,8 +269,9 @@ class WandbRun:
         self.identity = _identity("wandb", run.id, project, run.name, run.url)
 
     def log(self, record: dict[str, Any]) -> None:
-        """Log a checkpoint. Without a connection, W&B keeps it until ``wandb sync``."""
-        # Not `run.log`: it drops values of a step below the last one, as after a rollback.
+        """Log a checkpoint. Without a connection, W&B keeps the entry until ``wandb sync``."""
+        # Do not use `run.log`, which drops the values of a step before the last logged step, for example after a
+        # rollback.
         _log_artifact(sys.modules["wandb"], self._run, record, record["url"])
         self._run.summary["ckstore"] = {name: record[name] for name in ("ref", "id", "step")}
 
@@ -280,8 +285,8 @@ class TrackioRun:
 
     def log(self, record: dict[str, Any]) -> None:
         """Log a checkpoint."""
-        # Not `run.log`: it changes the step of the next values that the program logs without a step. Trackio refuses
-        # URLs of schemes that it does not know.
+        # Do not use `run.log`, which changes the step of the next values that the program logs without a step. Pass the
+        # URL of the manifest, because Trackio refuses the scheme ckstore://.
         _log_artifact(sys.modules["trackio"], self._run, record, record["manifest"])
 
 
@@ -295,15 +300,15 @@ class MlflowRun:
         url = ""
         parts = urlsplit(self._tracking_uri)
         if parts.scheme in {"http", "https"} and parts.hostname:
-            # The URI may contain a password, and a query.
+            # Remove the password and the query, which the URI may contain.
             server = parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="")
             url = f"{urlunsplit(server).rstrip('/')}/#/experiments/{info.experiment_id}/runs/{info.run_id}"
         self.identity = _identity("mlflow", info.run_id, info.experiment_id, info.run_name, url)
 
     def log(self, record: dict[str, Any]) -> None:
         """Log a checkpoint."""
-        # Not as metrics: MLflow shows the value of the greatest step, even after a rollback to an earlier one
-        # (findings/mlflow-run-shows-the-metric-of-an-abandoned-part.sh).
+        # Do not log metrics, because MLflow shows the value of the greatest step, even after a rollback to an earlier
+        # step (findings/mlflow-run-shows-the-metric-of-an-abandoned-part.sh).
         client = sys.modules["mlflow"].MlflowClient(tracking_uri=self._tracking_uri)
         run_id, name = self.identity["run"], f"{record['step']}.{record['id'].rpartition('-')[2][:12]}.json"
         client.log_dict(run_id, record, f"ckstore/{record['run']}/{name}")
@@ -316,16 +321,16 @@ _ADAPTERS: dict[str, Callable[[Any], TrackedRun]] = {"wandb": WandbRun, "mlflow"
 
 
 def _end(tracking: weakref.ref[TrackerLogger]) -> None:
-    """Report the checkpoints that were not logged, if the handle still exists."""
+    """Report the checkpoints that were not logged, if the logger still exists."""
     logger = tracking()
     if logger is not None:
         logger.report_unlogged()
 
 
 def _log_artifact(module: Any, run: Any, record: dict[str, Any], url: str) -> None:
-    # The name of a run has only characters that these trackers allow, and at most 100 of them.
+    # A run name is valid in the name of an artifact. It has at most 100 characters, all of which these trackers allow.
     artifact = module.Artifact(f"ckstore-{record['run']}", type="checkpoint", metadata=record)
-    artifact.add_reference(url, name="checkpoint", checksum=False)  # nothing is read
+    artifact.add_reference(url, name="checkpoint", checksum=False)  # without reading the data
     run.log_artifact(artifact, aliases=["latest", f"step-{record['step']}"])
 
 

@@ -1,7 +1,8 @@
-"""Save the state of a Trainer of transformers as a state and not as files, and write a directory for a resume.
+"""Save a Trainer of transformers as a state instead of files, and write a saved state as a directory for a resume.
 
-The Trainer writes small files as usual: configuration, tokenizer, schedulers, random states of each rank, and its own
-state. Their directory becomes a part of the state and is removed. Weights and the optimizer are not written to files.
+The Trainer writes small files as usual: configuration, tokenizer, scheduler, random states of each rank, and
+``trainer_state.json``. These files become a part of the saved state, and their directory is removed. Weights and the
+optimizer are not written to files.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _HINT = 'leave ckstore_saves at "files"'
 
 
 def check_suits(trainer: Any) -> None:
-    """Raise unless rank 0 has the whole weights and optimizer of a Trainer, and no other feature needs files."""
+    """Raise `BadInput` if rank 0 lacks a part of the weights or the optimizer, or if another feature needs files."""
     args = trainer.args
     sharded = {
         "FSDP": trainer.is_fsdp_enabled,
@@ -64,7 +65,7 @@ def write_small_files(trainer: Any, directory: str) -> None:
 
 
 def write_scheduler(trainer: Any, directory: str) -> None:
-    """Write the file of the scheduler like `Trainer`."""
+    """Write the file of the scheduler as the Trainer does."""
     torch.save(trainer.lr_scheduler.state_dict(), os.path.join(directory, _SCHEDULER))
 
 
@@ -85,9 +86,9 @@ def state_of(trainer: Any, directory: Path) -> dict[str, Any]:
 
 def write_directory(store: Store, info: CheckpointInfo, directory: Path) -> None:
     """Write a state as a directory for the Trainer to resume from. A checkpoint of files is written unchanged."""
-    # The directory appears atomically, even after a kill, because the Trainer trusts a directory by its name.
-    # It raises BadInput and writes nothing if the state is not of the Trainer, if the path of a file would leave the
-    # directory, or if leftovers of an earlier resume cannot be removed.
+    # For a state, the directory appears atomically, because the Trainer accepts any directory with the right name.
+    # This function raises BadInput and writes nothing if a state was not saved from a Trainer, if the path of a file
+    # leads outside the directory, or if leftovers of an earlier resume cannot be removed.
     with store.open_checkpoint(info) as checkpoint:
         is_of_files = bool(checkpoint.files())
     if is_of_files:
@@ -99,13 +100,14 @@ def write_directory(store: Store, info: CheckpointInfo, directory: Path) -> None
         msg = f"{info.name} is a saved state, but not of a Trainer"
         raise BadInput(msg, hint="store.load(ref) loads it")
     for name in files:  # the state may be from an untrusted store
-        # A name with .. would write outside the directory.
+        # A name that contains .. could lead outside the directory.
         check_path(name, f"a file of {info.name}")
     unfinished = directory.with_name(f"{RESUME_PREFIX}{directory.name}.unfinished")  # the next resume also removes it
     remove(unfinished)
     try:
         _write_state(store, info, unfinished, state)
-        # Rename it at the end. Otherwise, after a kill, the Trainer would resume from a partial directory.
+        # Use the final name only for the complete directory. Otherwise, the Trainer might resume from a partial one
+        # after a kill.
         unfinished.rename(directory)
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -113,7 +115,7 @@ def write_directory(store: Store, info: CheckpointInfo, directory: Path) -> None
 
 
 def _write_state(store: Store, info: CheckpointInfo, directory: Path, state: dict[str, Any]) -> None:
-    """Write the weights from the store, and the rest of the state, which is already loaded."""
+    """Write the weights from the store, and the other values from `state`, which has been loaded."""
     with store.open_checkpoint(info) as checkpoint:
         names = {leaf.name.partition(".")[0] for leaf in checkpoint.leaves()}
     kind = _ADAPTER if _ADAPTER in names else _MODEL

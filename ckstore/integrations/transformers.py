@@ -1,8 +1,9 @@
 """Store the checkpoints of the `Trainer` of transformers, and of trainers based on it (TRL, PEFT).
 
-The Trainer writes its files as usual, and then they are committed. Equal tensors are stored once, and the policy of the
-store decides which checkpoints it keeps. `CkstoreTrainerMixin` also covers the save on SIGTERM and resumes from the
-store. It can save the state itself without files, optionally in the background. `CkstoreCallback` needs only one line.
+The Trainer writes its files as usual, and ckstore then commits them. Equal tensors are stored once, and the policy of
+the store decides which checkpoints are kept. `CkstoreTrainerMixin` also commits the save on SIGTERM and resumes from
+the store. The mixin can also save the state directly, without files, optionally in the background. `CkstoreCallback`
+takes only one line to add.
 """
 
 from __future__ import annotations
@@ -79,16 +80,19 @@ class CkstoreTrainerMixin:
 
     Without a value, a new training begins, and `RunInUse` is raised if the run has checkpoints of another training.
 
-    With ``save_total_limit=N``, the N newest directories and the best one are kept. Others are deleted when the newest
-    is durable in the store. After a resume, `resumed_inexactly` lists the aspects that do not continue exactly.
+    With ``save_total_limit=N``, the N newest directories and the best one are kept. Other directories are deleted when
+    the newest checkpoint is durable in the store.
+
+    After a resume, `resumed_inexactly` lists the aspects that do not continue exactly.
 
     Attributes:
         ckstore: The store. Set it on the class or the object before training.
         ckstore_run: Name of the run. If None, the run given to `Store.open`, or ``main``. ``auto`` creates a new run
             for each training.
         ckstore_saves: With ``files``, the files of the Trainer are committed. With ``state``, weights and optimizer are
-            saved directly, without files. ``background`` also does this, in a separate process while the training
-            continues. ``state`` and ``background`` need the whole state on rank 0, so they exclude FSDP and DeepSpeed.
+            saved directly, without files. ``background`` is like ``state``, but saves in a separate process while the
+            training continues. ``state`` and ``background`` need the whole state on rank 0, so they exclude FSDP and
+            DeepSpeed.
         ckstore_last: The last checkpoint that is known to be durable, on every rank.
     """
 
@@ -144,18 +148,18 @@ class CkstoreTrainerMixin:
         own_run.check_free(store, self.ckstore_run)
 
     def _restore_best(self) -> None:
-        """Set the best checkpoint of the Trainer, which is lost in a resume if its directory does not exist."""
+        """Restore the best checkpoint of the Trainer, which a resume forgets if its directory does not exist."""
         best = best_so_far(self._store(), self.ckstore_run, self.args, self.state)
         if isinstance(best, str):
             self.resumed_inexactly = (*self.resumed_inexactly, best)
             self.state.best_model_checkpoint = None  # transformers 4 would load it at the end of the training
         elif best is not None:
-            # The directory is written when the Trainer reads it, at the end of the training.
+            # `_load_best_model` writes this directory at the end of the training.
             self.state.best_model_checkpoint = str(_directory_of(self.args, best))
             self._saved = {**(self._saved or {}), best.step: best.id}
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save the model like `transformers.Trainer.save_model`. A checkpoint saved as a state has no model file."""
+        """Save the model like `transformers.Trainer.save_model`. For a checkpoint of a state, omit the weights."""
         if not (self._natively and _internal_call and output_dir is not None):
             super().save_model(output_dir, _internal_call)  # type: ignore[misc]
         elif self.args.should_save:
@@ -203,7 +207,7 @@ class CkstoreTrainerMixin:
 
         def act() -> CheckpointInfo | NotSaved | None:
             about = with_random_states(self._conditions(), os.listdir(directory))
-            # All ranks have finished, and the mark of an unfinished directory must not become a part of the state.
+            # All ranks have finished. The file that marks an unfinished directory must not become a part of the state.
             (directory / _INCOMPLETE).unlink(missing_ok=True)
             state = trainer_state.state_of(self, directory)
             store, step = self._store(), self.state.global_step
@@ -218,8 +222,8 @@ class CkstoreTrainerMixin:
                 self._pending = store.save_async(state, step, run, on_failure=on_failure, **options)
             else:
                 info = store.save(state, step, run, on_failure=on_failure, **options)
-            # The state has all files of the directory. If the directory remained, the Trainer would use it as a whole
-            # checkpoint.
+            # The state contains all files of the directory. If the directory remained, the Trainer would use it as a
+            # complete checkpoint.
             shutil.rmtree(directory)
             return info
 
@@ -231,7 +235,7 @@ class CkstoreTrainerMixin:
             return
 
         def act() -> CheckpointInfo | NotSaved | None:
-            # Clear it first, so that an error is raised once and not at each later save.
+            # Clear `_pending` first, so that an error is raised once and not at each later save.
             pending, self._pending = self._pending, None
             return None if pending is None else pending.ended()
 
@@ -249,13 +253,14 @@ class CkstoreTrainerMixin:
         self._settle()
         best = self.state.best_model_checkpoint
         match = _DIRECTORY.search(best or "")
-        # With files, the directory exists although its commit failed. A state that was not saved is lost.
+        # With files, the best directory exists even if its commit failed. A state whose save failed is lost.
         if self._natively and match and int(match[1]) in (self._not_saved or ()):
             warn(f"the training ends with the last model: the save of the best one, of step {match[1]}, failed")
             return
         if match:
             store, step = self._store(), int(match[1])
-            # Use its id if this object saved it, because another training may have saved the step again.
+            # If this object saved the best checkpoint, use its id, because another training may have saved the step
+            # again.
             ref = (self._saved or {}).get(step) or ref_of(store, self.ckstore_run, step)
 
             # Only rank 0 checks for the directory, because other ranks could see it partially written.
@@ -275,7 +280,7 @@ class CkstoreTrainerMixin:
 class CkstoreCallback(TrainerCallback):
     """Commits each checkpoint that a Trainer writes: ``Trainer(…, callbacks=[CkstoreCallback(store)])``.
 
-    It does not commit the save on SIGTERM (``enable_jit_checkpoint``), unlike `CkstoreTrainerMixin`. To resume, or to
+    Unlike `CkstoreTrainerMixin`, it does not commit the save on SIGTERM (``enable_jit_checkpoint``). To resume, or to
     begin if there is no checkpoint, call ``trainer.train(directory_to_resume(store, output_dir, or_none=True)[0])``.
 
     Args:
@@ -291,7 +296,7 @@ class CkstoreCallback(TrainerCallback):
         self._keep_count: int | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Unset ``save_total_limit``, which would delete before the commit, and check out the best checkpoint."""
+        """Unset ``save_total_limit``, so that nothing is deleted before a commit, and check out the best checkpoint."""
         self._keep_count = taken_over_limit(args, self._keep_count)
         once_for_all(lambda: self._begin(args, state))
         best = best_so_far(self.store, self.run, args, state)
@@ -300,7 +305,7 @@ class CkstoreCallback(TrainerCallback):
             once_for_all(lambda: _ensure_directory(self.store, best, directory))
             state.best_model_checkpoint = str(directory)
         elif best is not None:
-            state.best_model_checkpoint = None  # as above
+            state.best_model_checkpoint = None  # as in `CkstoreTrainerMixin._restore_best`
 
     def _begin(self, args: Any, state: Any) -> None:
         if not state.global_step:
@@ -340,9 +345,9 @@ class _OnTrainBegin(TrainerCallback):
 
 
 def best_so_far(store: Store, run: str | None, args: Any, state: Any) -> CheckpointInfo | str | None:
-    """Return the checkpoint of the best model before a resume, or None if the Trainer can load it by itself.
+    """Return the checkpoint of the best model before a resume, or None if the Trainer needs none or has its directory.
 
-    If the run lacks that checkpoint, return a sentence about this. Rank 0 also issues it as a warning.
+    If the run lacks that checkpoint, return a sentence that states this, and issue it as a warning on rank 0.
     """
     name = str(args.metric_for_best_model).removeprefix("eval_")
     name = f"eval_{name}"
@@ -352,7 +357,7 @@ def best_so_far(store: Store, run: str | None, args: Any, state: Any) -> Checkpo
         if not args.load_best_model_at_end or step is None or (path is not None and os.path.isdir(path)):
             return None
         own = run_of(store, run)
-        # Its metric must also match, because another training may have saved the step again.
+        # The metric must also match, because another training may have saved the step again.
         found = [
             info
             for info in store.checkpoints(own, superseded=True)
@@ -413,9 +418,9 @@ def committed(
             conditions=conditions,
             is_last=is_last,
         )
-        # A directory that is not in the store is the only copy. Earlier directories may also be the only copies.
+        # If the commit failed, keep all directories. This one, and maybe earlier ones, exist nowhere else.
         if info and keep_count is not None:
-            # The Trainer loads the best one at the end of the training, so it must not be deleted.
+            # The Trainer loads the best directory at the end of the training, so it must not be deleted.
             best = state.best_model_checkpoint
             directories = {
                 int(match[1]): path
@@ -429,7 +434,7 @@ def committed(
 
 
 def metrics_of(state: Any) -> dict[str, float]:
-    """Return the numbers that were logged at the saved step, which are the loss and the metrics of an evaluation."""
+    """Return the numbers that were logged at the saved step, such as the loss and the metrics of an evaluation."""
     return numbers_at(state.log_history, state.global_step)
 
 
@@ -455,7 +460,7 @@ def conditions(args: Any, dataset: Any) -> Conditions:
 
 
 def _plain(value: Any) -> str | float | None:
-    value = getattr(value, "value", value)  # a member of an enumeration, which may be a `str` that prints as its name
+    value = getattr(value, "value", value)  # the value of an enumeration member, which may print as its name
     return value if isinstance(value, str | float | int | None) else str(value)
 
 
@@ -477,11 +482,12 @@ def directory_to_resume(
         output_dir: The output directory of the Trainer.
         ref: Which checkpoint.
         run: Name of the run. If None, the run given to `Store.open`, or ``main``.
-        or_none: Return None as the directory, and raise no error, if the run has no checkpoint, as at its first start.
+        or_none: If the run has no checkpoint, as at its first start, return None as the directory instead of raising an
+            error.
         now: The conditions of this run, which are compared with those of the checkpoint.
 
     Returns:
-        The directory, or None, and the aspects that will not continue exactly, one sentence each.
+        The directory, or None, and one sentence for each aspect that will not continue exactly.
 
     Raises:
         NoSuchRef: The checkpoint does not exist.

@@ -102,10 +102,10 @@ def save(
         step: Step number, which must be the same on all ranks.
         run: Name of the run, which must be the same on all ranks.
         planner: As in `dcp.save`.
-        process_group: The ranks. If None, all of them. It needs a backend for the CPU, such as gloo.
+        process_group: The group of the ranks. If None, all ranks. The group needs a backend for the CPU, such as gloo.
         if_ranks_differ: What to do if ranks have different values under the same name, of which only one can be saved.
-            ``"error"`` refuses the save. ``"warn"`` saves one, and a warning lists the names. Plain tensors of at most
-            1 MiB and all values that are not tensors are compared.
+            ``"error"`` refuses the save. ``"warn"`` saves one of the values, and a warning lists the names. Plain
+            tensors of at most 1 MiB and all values that are not tensors are compared.
         on_failure: As in `Store.save`. It must be the same on all ranks.
         about: The options of `CkstoreWriter`, such as metrics, metadata, message, tags, parent, if_exists and retries.
 
@@ -115,14 +115,14 @@ def save(
     Raises:
         RankMismatch: The ranks save different checkpoints, or have different values under one name. Nothing was
             published.
-        RankFailed: The save failed on a rank. The error has the causes of all ranks. Nothing was published.
+        RankFailed: The save failed on a rank. The error contains the causes on all failed ranks. Nothing was published.
     """
     _check_on_failure(on_failure, store)
 
     def save_together() -> CheckpointInfo:
         ranks = GroupMeeting(f"saving {run}@{step}", process_group)
-        # Errors of a single rank must occur before the first collective of DCP, in which the other ranks would wait for
-        # that rank.
+        # An error of a single rank must occur before the first collective of DCP. Otherwise, the other ranks would wait
+        # for that rank in the collective.
         writer, plain = ranks.agree(
             lambda: _begin(CkstoreWriter(store, step, run, **about), state, if_ranks_differ, process_group)
         )
@@ -142,7 +142,7 @@ def save(
 
     if not isinstance(store, Store):
         return save_together()
-    # All ranks raise the same error, so either all of them continue or none.
+    # All ranks raise the same error, so either all ranks continue or none does.
     return or_not_saved(context_of(store), save_together, on_failure, run, step)
 
 
@@ -159,7 +159,7 @@ def async_save(
     about: dict[str, Any] | None = None,
     **options: Any,
 ) -> Any:
-    """Save like `save`, in the background. This call copies the state and returns, and training may then continue.
+    """Save like `save`, but in the background. The call returns when the state is copied, and training can continue.
 
     Args:
         store: As in `save`.
@@ -174,15 +174,15 @@ def async_save(
         options: Options of `dcp.async_save`, such as ``async_checkpointer_type``.
 
     Returns:
-        A future, like that of `dcp.async_save`. Its ``result()`` raises the same errors as `save`. With
-        ``on_failure="warn"``, it returns `NotSaved` on every rank if the save failed.
+        A future, as from `dcp.async_save`. Its ``result()`` raises the same errors as `save`. With
+        ``on_failure="warn"``, ``result()`` returns `NotSaved` on every rank if the save failed.
     """
     _check_on_failure(on_failure, store)
     if on_failure == "warn" and options.get("async_stager") is not None:
         msg = "on_failure='warn' excludes async_stager, because torch then returns no future with the outcome"
         raise BadInput(msg, hint="omit one of the two")
     options = {"planner": planner, "process_group": process_group, **options}
-    # Only an open store has a context. With ``warn``, `_check_on_failure` has refused a path.
+    # Only a `Store` has a context. With ``warn``, `_check_on_failure` has refused a path.
     tolerant = context_of(store) if isinstance(store, Store) and on_failure == "warn" else None
     try:
         writer, plain = _begin(CkstoreWriter(store, step, run, **(about or {})), state, if_ranks_differ, process_group)
@@ -198,15 +198,15 @@ def async_save(
 
 
 def _alone(call: Callable[..., object], is_alone: bool) -> dict[str, Any]:
-    """Return the argument of a call of torch that says whether this process has no group."""
-    # torch 2.6 lacks this argument. It searches for the group itself, and warns without one.
+    """Return the ``no_dist`` argument for a function of torch. It states whether this process has no group."""
+    # torch 2.6 lacks this argument. That version checks for a group itself, and warns if there is none.
     return {"no_dist": is_alone} if "no_dist" in signature(call).parameters else {}
 
 
 def _begin(
     writer: CkstoreWriter, state: dict[str, Any], if_ranks_differ: str, process_group: dist.ProcessGroup | None
 ) -> tuple[CkstoreWriter, dict[str, Any]]:
-    """Return the writer, with keys and digests that torch does not pass to it, and the plain state."""
+    """Return the plain state, and the writer after setting the keys and digests that torch does not pass to it."""
     plain = _plain(state)
     writer.if_ranks_differ = check_rule(if_ranks_differ)
     writer.keys = own_keys(plain)
@@ -226,8 +226,8 @@ def _check_on_failure(on_failure: OnFailure, store: object) -> None:
 def _followed(saving: Any, writer: CkstoreWriter, tolerant: Context | None) -> Any:
     """Return a future that also waits until the store of this node has the checkpoint.
 
-    If `tolerant` is given, a failure of the storage is returned as a result and not raised, as long as the number of
-    failed saves in a row is within its limit.
+    With `tolerant`, a failure of the storage is returned as a result and not raised, until the number of consecutive
+    failed saves exceeds the limit of that store.
     """
     if not isinstance(saving, Future):  # from torch's own stagers
         return saving
@@ -245,7 +245,7 @@ def _followed(saving: Any, writer: CkstoreWriter, tolerant: Context | None) -> A
             # Callers expect an `Exception`, which `CheckpointException` of torch is not.
             act = f"saving {writer.checkpoint_id}"
             raised = error if isinstance(error, CkstoreError) else error_of_all(act, error)
-            # All ranks have the same error, so either all of them continue or none.
+            # All ranks have the same error, so either all ranks continue or none does.
             found = None if tolerant is None else tolerated(tolerant, raised, writer.run, writer.step)
             if found is None:
                 followed.set_exception(raised)
@@ -294,35 +294,38 @@ def load(
         store: The store, or its path.
         state: As in `dcp.load`.
         ref: Which checkpoint. With ``latest-valid``, the previous checkpoint is loaded if a rank detects damage. This
-            needs ``strict=True`` and no `planner`. Otherwise, values of the damaged checkpoint may remain in `state`.
-        strict: If True, the load is refused before any data is read if the names, shapes or kinds of values differ
-            between `state` and the checkpoint. If False, such values remain unchanged, and the report lists them. If
-            globs, such as ``["model"]``, only differences in these parts are refused. The optimizer state of a
-            parameter that had no gradient at the save does not count as missing. The report lists it in `fresh`.
+            needs ``strict=True`` and no `planner`. Otherwise, the load fails, and `state` may contain values of the
+            damaged checkpoint.
+        strict: A difference is a name, shape or kind of value that differs between `state` and the checkpoint. True
+            refuses a load with differences before any data is read. False leaves the values of differences unchanged
+            and lists them in the report. Globs, such as ``["model"]``, refuse only differences in the matching parts.
+            The absent optimizer state of a parameter that had no gradient at the save is not a difference. The report
+            lists it in `fresh`.
         since: The current content of the tensors in `state`, as the report of the previous load on this rank or as a
             checkpoint. Each rank reads only the pieces of its shards that differ. If None, everything is read. A
-            report is valid until a later load begins to change the tensors. If `since` is a checkpoint, pass None after
+            report is valid until another load begins to change the tensors. If `since` is a checkpoint, pass None after
             a load that failed.
-        planner: As in `dcp.load`. If given, `strict` has no effect, and the report does not list differences.
-        process_group: The ranks. If None, all of them.
+        planner: As in `dcp.load`. With a planner, `strict` has no effect, and the report does not list differences.
+        process_group: The group of the ranks. If None, all ranks.
 
     Returns:
         A report of the loaded and the differing values on this rank. One warning also lists the differences. If the
-        state of an optimizer is loaded, the warning also names hyper-parameters that the checkpoint replaces, and a
-        different number of ranks.
+        state of an optimizer is loaded, the warning also names the hyper-parameters that the checkpoint replaces, and
+        states whether the number of ranks has changed.
 
     Raises:
         NoSuchRef: The checkpoint does not exist.
         DoesNotFit: Names, shapes or kinds differ in the same way on all ranks, or nothing fits with ``strict=False``.
         RankMismatch: The ranks found different checkpoints.
-        RankFailed: The load failed on a rank, or a value does not fit on a rank. The error has the causes of all ranks.
+        RankFailed: The load failed on a rank, or a value does not fit on a rank. The error contains the causes on all
+            failed ranks.
     """
     ranks = GroupMeeting(f"loading {ref}", process_group)
     goes_back = ranks.agree(lambda: is_latest_valid(ref)) and strict is True and planner is None
     begun: dict[str, str] = {}
     while True:
         reader, plain = ranks.agree(
-            # After a load that failed midway, the tensors hold parts of a damaged checkpoint.
+            # `since` no longer describes the tensors after a load failed midway, because they hold damaged values.
             lambda: (CkstoreReader(store, ref, since=None if begun else since), _plain(state, sorted(state))),
             lambda made: context_of(made[0].store).settings.uuid,
         )
@@ -333,7 +336,7 @@ def load(
         try:
             return _load_once(ranks, reader, (state, plain), planner or ComparingPlanner(strict=strict), process_group)
         except CkstoreError as error:
-            read = reader.info  # the same on all ranks, like the error, so all continue or none
+            read = reader.info  # the same on all ranks, like the error, so either all ranks continue or none does
             if begun and isinstance(error, DoesNotFit | NoSuchRef | NoWholeCheckpoint | InUse):
                 msg = f"{error.message}; but the state holds a part of {', '.join(begun.values())}, which is damaged"
                 raise BadInput(msg, hint="build the state again before you use it") from error
@@ -368,7 +371,7 @@ def _load_once(
     if isinstance(planner, ComparingPlanner):
         planner.begin_afresh()
         report = planner.report(reader.info, reader.read_bytes, reader.beyond)
-        # Other planners may have loaded only parts of the tensors.
+        # Report the content only for this planner, because another one may have loaded only parts of the tensors.
         report = replace(report, _loaded=reader.content)
     said = [report.summary, _resumed_inexactly(reader, given, plain, ranks.who.world_size)]
     text = "; ".join(one for one in said if one)
@@ -385,7 +388,7 @@ def _settings_in(plain: dict[str, Any]) -> Settings:
 
 
 def _resumed_inexactly(reader: CkstoreReader, given: Settings, plain: dict[str, Any], world_size: int) -> str:
-    """Return the differences from the saved training if an optimizer was loaded, or an empty string."""
+    """Return a text about the differences from the saved training, or an empty string if no optimizer was loaded."""
     if not given or reader.info is None:
         return ""
     before, now = Conditions(reader.world_size, (0,)), Conditions(world_size)
@@ -395,17 +398,18 @@ def _resumed_inexactly(reader: CkstoreReader, given: Settings, plain: dict[str, 
 
 @api_call
 def _list_there(store: Store, ref: RefLike) -> None:
-    """List the mirror's checkpoint for a ref in the store of this node."""
+    """Make the store of this node list the checkpoint that a ref names on the mirror."""
     context, stores = context_of(store), separate_stores()
     if stores.has_place(context):
-        # The store of a reader is read-only, but the list must be written.
+        # A reader opens its store read-only, but the new entry must be written.
         stores.list_there(context_of(Store.open(store.path)) if context.readonly else context, ref)
 
 
 def _plain(state: dict[str, Any], keys: Iterable[str] | None = None) -> dict[str, Any]:
-    """Return a state in which each object is replaced by its state dict, created in the order of `keys`.
+    """Return a state in which each object is replaced by its state dict.
 
-    DCP itself calls ``state_dict`` and ``load_state_dict`` only for objects at the top of the state.
+    The state dicts are created in the order of `keys`. DCP itself calls ``state_dict`` and ``load_state_dict`` only for
+    objects at the top level of a state.
     """
     return {key: _plain_value(state[key]) for key in (state if keys is None else keys)}
 
@@ -421,19 +425,19 @@ def _plain_value(value: Any) -> Any:
 
 
 def _has_objects(value: Any) -> bool:
-    """Whether a dict, a list or a tuple has an object with a state dict in it, at any depth."""
+    """Whether a dict, a list or a tuple contains, at any depth, an object with a state dict."""
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
     return any(isinstance(one, Stateful) or _has_objects(one) for one in inner)
 
 
 def _apply(state: dict[str, Any], loaded: dict[str, Any]) -> None:
-    """Set the loaded values in a state, and load the state dicts of its objects."""
+    """Set the loaded values in a state, and pass the loaded state dicts to the objects in it."""
     for key, value in loaded.items():
         state[key] = _applied(state[key], value)
 
 
 def _applied(own: Any, loaded: Any) -> Any:
-    """Return a value of a state after its load; its dicts, lists and objects are changed in place."""
+    """Return a value of a state after its load. Dicts, lists and objects in it are changed in place."""
     if isinstance(own, Stateful):
         own.load_state_dict(loaded)
         return own

@@ -1,10 +1,11 @@
-"""The ranks of a process group during one call. An error of one rank is raised on all, and lost ranks are named.
+"""The ranks of a process group during one call. All ranks raise the error of one rank, and lost ranks are named.
 
-Before the first collective, each rank does its own work that can fail (arguments, the ``state_dict()`` of its objects).
-One round then sends the outcomes to all ranks, so no rank waits for a failed one. Each rank also writes its progress to
-the store of the process group. This is the key-value store through which its processes found each other, and it
-outlives a rank. ckstore uses these entries and the process table of this host to name ranks that do not arrive at that
-round or are lost later.
+Before the first collective, each rank does the part of its work that can fail, such as checking arguments and calling
+the ``state_dict()`` of its objects. One round of messages then sends the outcomes to all ranks, so no rank waits for a
+failed one. Each rank also writes its progress to the store of the process group. This is the key-value store through
+which the processes of the group found each other, and the entries of a rank remain in it after that rank has ended. If
+a rank does not arrive at the round or is lost later, ckstore names it from these entries and the process table of this
+host.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ from ckstore.ranks.rank_identity import Document, RankIdentity, named
 R = TypeVar("R")
 
 _SEEN_TO_END_S = 10.0
-"""Maximum seconds between the closing of the connections of a process and its end."""
+"""How many seconds to wait for the end of a process after its connections were closed."""
 _ASKED_S = 5.0
-"""Maximum seconds for reading the store of the group, because the process that serves it may be lost."""
+"""How many seconds to wait for the store of the group, because the process that serves it may be lost."""
 _OWN_SHARE = 0.8
 FAILURES = (Exception, CheckpointException)
 """Errors of the work of a rank. `CheckpointException` of torch is not an `Exception`, so it is listed separately."""
@@ -49,16 +50,16 @@ def _frame_without_code(frame: FrameSummary) -> tuple[Callable[..., FrameSummary
     return partial(FrameSummary, lookup_line=False, line=frame.line), (frame.filename, frame.lineno, frame.name)
 
 
-# torch sends the frames of an error to the other ranks. From Python 3.13, they have their code. Until torch 2.12 or so
-# the rank with the error then raised a TypeError, and the others waited until the deadline of the group
-# (https://github.com/pytorch/pytorch/issues/174669).
+# torch pickles the frames of an error to send them to the other ranks. Since Python 3.13, a frame has its code object,
+# which cannot be pickled. Up to about torch 2.12, the rank with the error therefore raised a TypeError, and the other
+# ranks waited until the timeout of the group (https://github.com/pytorch/pytorch/issues/174669).
 if sys.version_info >= (3, 13):
     copyreg.pickle(FrameSummary, _frame_without_code)
 
 
 @dataclass
 class _Group:
-    """The facts that this process has about a group: the process of each rank, and the number of calls."""
+    """The facts that this process knows about a group: the process of each rank, and the number of calls."""
 
     known: dict[int, Document] = field(default_factory=dict)
     calls: int = 0
@@ -73,7 +74,7 @@ def is_alone() -> bool:
 
 
 def rank_in(group: dist.ProcessGroup | None = None) -> int:
-    """Return the rank of this process in a group, or in that of all ranks; 0 without a group."""
+    """Return the rank of this process in `group`, or among all ranks if it is None. Without any group, return 0."""
     return 0 if is_alone() else dist.get_rank(group)
 
 
@@ -108,7 +109,7 @@ class GroupMeeting(Meeting):
 
     @property
     def own_timeout_s(self) -> float:
-        """Seconds that a rank waits for its own disk, less than the timeout of the group, which ends all ranks."""
+        """Seconds that a rank waits for its own disk. They are fewer than the timeout at which all ranks fail."""
         if self.is_alone:
             return math.inf
         try:
@@ -119,30 +120,30 @@ class GroupMeeting(Meeting):
         return _OWN_SHARE * timeout.total_seconds()
 
     def say(self, kind: str, **more: object) -> bool:
-        """Write the progress of this rank to the store of the group, for the case that the others lose this rank."""
+        """Write the progress of this rank to the store of the group. Other ranks report it if this rank is lost."""
         self._said = kind
         if self._store is not None:
-            # Use one key and overwrite the earlier entry, because nothing ever empties that store.
+            # Overwrite the earlier entry of this rank, because entries are never deleted from that store.
             said = self.who.document(calls=self._mine.calls, said=kind, **more)
             with suppress(RuntimeError):  # the next collective raises the cause
                 self._store.set(_key(self.who.rank), json.dumps(said))
         return True
 
     def hear(self, kind: str) -> dict[int, Document]:
-        """Return the known facts about the ranks with at least this progress, as read by `_listen`."""
+        """Return the entries, as `_listen` has read them, of the ranks that have made at least this progress."""
         kinds = list(self.UNSAID)
         least = self._mine.calls, kinds.index(kind)
         heard = {rank: said for rank, said in self._heard.items() if said}
         return {rank: said for rank, said in heard.items() if (said["calls"], kinds.index(said["said"])) >= least}
 
     def _listen(self) -> None:
-        """Read the last entries of all ranks, or nothing if they are not available in time."""
+        """Read the last entry of each rank. If some are not available in time, use none of them."""
         found: dict[int, Document] = {}
 
         def read() -> None:
             with suppress(RuntimeError, ValueError):  # the process that served the store has ended
                 for rank in range(self.who.world_size):
-                    # Check first, because reading a missing key waits for it until the deadline of the store.
+                    # Check first, because `get` waits for a missing key until the timeout of the store.
                     is_there = self._store.check([_key(rank)])
                     found[rank] = json.loads(self._store.get(_key(rank))) if is_there else {}
 
@@ -154,13 +155,13 @@ class GroupMeeting(Meeting):
         self._heard = dict(found) if len(found) == self.who.world_size else {}
 
     def known(self) -> dict[int, Document]:
-        """Return the facts about the processes of the ranks from this call or an earlier one."""
+        """Return the facts about the process of each rank, from this call or an earlier call."""
         return {rank: said for rank, said in self._heard.items() if said} | self._mine.known
 
     def agree(self, work: Callable[[], R], tell: Callable[[R], str] = lambda _: "") -> R:
-        """Run `work`. Return its result if it succeeds on all ranks, otherwise raise the errors on all of them."""
-        # `work` must not depend on another rank, which may have failed. Afterwards, `told` has the result of `tell` for
-        # all ranks.
+        """Run `work`. Return its result if it succeeds on all ranks. Otherwise, raise the errors on all ranks."""
+        # `work` must not depend on another rank, which may have failed. Afterwards, `told` contains the result of
+        # `tell` from each rank.
         if self.is_alone:
             return work()
         text = ""
@@ -187,8 +188,8 @@ class GroupMeeting(Meeting):
     @contextmanager
     def failing_together(self) -> Iterator[None]:
         """Convert a `CheckpointException` of torch, or the `RuntimeError` of a backend, to an error of ckstore."""
-        # Errors that a rank raises arrive as a `CheckpointException`, which is not an `Exception`. A backend that lost
-        # a rank raises a `RuntimeError`.
+        # torch raises the error of one rank on all ranks as a `CheckpointException`, which is not an `Exception`. A
+        # backend that lost a rank raises a `RuntimeError`.
         try:
             yield
         except CheckpointException as error:
@@ -202,8 +203,9 @@ class GroupMeeting(Meeting):
         """Return the error for a failed collective. It names the lost ranks if they are known."""
         self._listen()
         deadline_s = time.monotonic() + _SEEN_TO_END_S
-        # The kernel closes the connections of a process shortly before it reports its end. Until then, do not blame
-        # ranks that have not arrived yet. If the error is a timeout, do not wait, because these ranks caused it.
+        # The kernel closes the connections of a process shortly before it reports the end of that process. Wait for
+        # this report instead of blaming ranks that have not arrived yet. After a timeout, do not wait, because the
+        # ranks that have not arrived caused it.
         while not (became := self.became()) and "imeout" not in str(error) and "imed out" not in str(error):
             if time.monotonic() >= deadline_s:
                 break
@@ -225,7 +227,7 @@ def _key(rank: int) -> str:
 
 
 def error_of_all(act: str, error: CheckpointException) -> CkstoreError:
-    """Return the error that all ranks raise for an error of torch, without the stacks that torch keeps."""
+    """Return the error that all ranks raise for an error of torch, without the stack traces that torch adds."""
     return failed_on_all(act, {rank: cause[0] for rank, cause in error.failures.items()})
 
 

@@ -1,4 +1,4 @@
-"""The parents of the next saves of this process in stores given by path, which each call opens again."""
+"""The parents of the next saves in stores that are given by path, and that each call therefore opens again."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def open_again(path: Path, received: Continues | None = None, *, readonly: bool 
     """
     store = Store.open(path, readonly=readonly)
     continues, seen_names = _by_path.setdefault(store.path, ({}, {}))
-    # Use only new entries, because saves of this process are newer than the entries of the other process.
+    # Use only entries that changed since the last call. Other entries are older than the saves of this process.
     known = _received.get(store.path, {})
     continues.update({run: one for run, one in (received or {}).items() if known.get(run) != one})
     if received is not None:
@@ -33,7 +33,7 @@ def open_again(path: Path, received: Continues | None = None, *, readonly: bool 
 
 
 def sent(store: Store | None, path: Path, run: str) -> Continues:
-    """Return the parents that another process needs to save to a run."""
+    """Return the parents that another process needs for a save to a run."""
     if store is None:
         return dict(_by_path.get(path, ({}, {}))[0])
     context = context_of(store)

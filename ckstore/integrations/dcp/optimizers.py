@@ -1,4 +1,4 @@
-"""The optimizers of a checkpoint: their parameters, and the state that is absent for lack of a gradient."""
+"""The optimizers of a checkpoint: their parameters, and state that is absent because a parameter had no gradient."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FIRST = {
 """Initial values of the state of torch's optimizers. Entries with any other initial value are not listed."""
 
 Groups = list[dict[str, list[Any]]]
-"""The parameters of each group of an optimizer: ``params``, and ``param_names`` if it has them."""
+"""The parameters of each group of an optimizer: ``params``, and ``param_names`` if the optimizer has names."""
 
 
 class SavedOptimizers:
@@ -50,7 +50,7 @@ class SavedOptimizers:
         return None
 
     def other_order(self, optimizer: str, own: Sequence[Any]) -> str:
-        """Return a sentence that names the first parameter with another name in the checkpoint, or an empty string."""
+        """Return a text about the first parameter whose name differs in the checkpoint, or an empty string."""
         for i, (group, other) in enumerate(zip(own, self.groups.get(optimizer, ()), strict=False)):
             names, its = group.get(_NAMES) or (), other.get(_NAMES) or ()
             for j, (wanted, found) in enumerate(zip(names, its, strict=False)):
@@ -85,7 +85,7 @@ def _group(node: Node, leaves: Sequence[LeafRecord]) -> dict[str, list[Any]]:
     found: dict[str, list[Any]] = {}
     for own, item in node[1] if isinstance(node, list) and node[0] in DICTS else ():
         is_list = isinstance(item, list) and item[0] == "list"
-        # A long list of numbers is a leaf, which is not read. Its parameters have no names.
+        # A long list of parameter numbers is stored as a leaf. Do not read it, because these parameters have no names.
         if own in {_PARAMETERS, _NAMES} and is_list and not any(True for _ in leaf_numbers(item)):
             found[own] = [build_with(one, _no_leaf, leaves) for one in item[1]]
     return found

@@ -1,4 +1,4 @@
-"""The planner of `load`: it compares names, shapes and kinds before any data is read, and lists the differences."""
+"""The planner of `load`, which compares names, shapes and kinds before any data is read, and lists the differences."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ from ckstore.ops.read.target_load import LoadReport, Strict, globs_of, listed, m
 
 
 class ComparingPlanner(DefaultLoadPlanner):
-    """Loads the values that fit."""
+    """Loads the values that fit, and refuses or reports the differences."""
 
     def __init__(self, *, strict: Strict = True) -> None:
         # `strict` selects the names for which a difference is refused. A difference is a name that the checkpoint
-        # lacks, a name that no rank has, or another shape or kind. Other differences are only reported.
+        # lacks, a name that no rank has, or a different shape or kind. Differences of other names are only reported.
         super().__init__(allow_partial_load=strict is not True)
         self._must_fit = must_fit(strict)
         self._globs = globs_of(strict)
-        # As in the `LoadReport` of this rank. After the ranks have compared their plans, `unexpected` covers all ranks.
+        # The fields of the `LoadReport` of this rank. When the ranks have compared their plans, `unexpected` has the
+        # names that no rank has.
         self.missing: tuple[str, ...] = ()
         self.unexpected: tuple[str, ...] = ()
         self.not_loaded: dict[str, str] = {}
@@ -55,7 +56,7 @@ class ComparingPlanner(DefaultLoadPlanner):
         self.missing = tuple(name for name in lacking if name not in self._first)
         self.unexpected = tuple(name for name in there if name not in self.state_dict)
         self._compare({name: there[name] for name in self.state_dict if name in there})
-        # An optimizer whose parameters have other names would get moments of other parameters.
+        # If the names of an optimizer's parameters differ, it would load the moments of other parameters.
         for name, groups in own_groups(self.original_state_dict):
             if said := saved.other_order(name, groups):
                 self.not_loaded[name or "the state itself"] = said
@@ -91,18 +92,18 @@ class ComparingPlanner(DefaultLoadPlanner):
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
         """Set a value under the keys of the state. For a key that is a number, torch would add a second key as text."""
         path = self.mappings[read_item.dest_index.fqn]
-        # No bytes of the store are unpickled. The reader pickled a value that it built from the manifest.
+        # This unpickles no bytes of the store, but a value that the reader built from the manifest and pickled.
         set_at(self.original_state_dict, path, torch.load(value, weights_only=False))
 
     def begin_afresh(self) -> None:
         """Set the state of parameters that had no gradient to the initial values of their optimizer."""
-        # get_state_dict creates this state by a step with zero gradients, which the optimizer has counted.
+        # get_state_dict creates this state through an optimizer step with zero gradients, which changes the step count.
         with torch.no_grad():
             for name, first in self._first.items():
                 self.state_dict[name].fill_(first)
 
     def report(self, info: CheckpointInfo, read_bytes: int, beyond: Mapping[str, int]) -> LoadReport:
-        """Return the report. `beyond` has the number of values out of range for each converted name."""
+        """Return the report of the load. `beyond` has, for each converted name, the number of values out of range."""
         for name, count in beyond.items():
             self.cast[name] += f", {beyond_text(count)}"
         return LoadReport(

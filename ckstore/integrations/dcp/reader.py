@@ -1,8 +1,9 @@
-"""`CkstoreReader`, a `StorageReader` of checkpoints of a store. Each rank reads only the pieces that it needs.
+"""`CkstoreReader`, a `StorageReader` for checkpoints in a store. Each rank reads only the pieces that it needs.
 
-The planner sees each tensor as one whole, no matter which ranks saved it. A rank needs a block of it, and
-`ops/read/regions` reads the pieces of this block. Plain values are nodes in the manifest. The planner needs them as a
-pickle, which this module makes in memory from values of the format, so no pickle is read from the store.
+The planner sees each tensor as a single chunk, regardless of which ranks saved it. A rank needs a block of the tensor,
+and `ops/read/regions` reads the pieces of this block. Plain values are nodes in the manifest. The planner requires them
+as pickles, so this module builds the values from the manifest and pickles them in memory. No pickle is read from the
+store.
 """
 
 from __future__ import annotations
@@ -67,15 +68,16 @@ class CkstoreReader(StorageReader):
     Args:
         store: The store, or its path.
         ref: Which checkpoint. All ranks must find the same one.
-        since: The checkpoint that the tensors hold now, or the report of the load that filled them. Only pieces that
-            differ are read. This applies to the first load only.
+        since: The checkpoint whose values the tensors hold now, or the report of the load that filled them. The first
+            load then reads only the pieces that differ.
 
     Attributes:
         info: The checkpoint, after the call of `read_metadata`.
-        tried: Ids of damaged checkpoints. ``latest-valid`` names the newest checkpoint before these.
+        tried: Ids of checkpoints in which damage was detected. ``latest-valid`` names the newest checkpoint before
+            these.
         read_bytes: The number of bytes that this rank has read from blobs.
         content: The content of the tensors of this rank after the load.
-        beyond: Name of a converted tensor -> the number of values out of the range of the target's dtype.
+        beyond: Name of a converted tensor -> number of its values that are out of the range of the target's dtype.
         load_id: The id of this load. `reset` replaces it.
     """
 
@@ -101,7 +103,7 @@ class CkstoreReader(StorageReader):
 
     @property
     def store(self) -> Store:
-        """The store, which this opens if necessary."""
+        """The store. The first access opens it if the reader was given a path."""
         if self._store is None:
             self._store = open_again(self._path, readonly=True)
         return self._store
@@ -133,7 +135,7 @@ class CkstoreReader(StorageReader):
         """Do nothing, because `read_metadata` has found the checkpoint."""
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """Add the identity of the checkpoint that this rank reads to the plan."""
+        """Add to the plan the identity of the checkpoint that this rank reads."""
         return replace(plan, storage_data=None if self.info is None else (self.info.name, self.info.id))
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
@@ -145,8 +147,8 @@ class CkstoreReader(StorageReader):
         """Read the data of this rank into its tensors."""
         if self.info is None:
             raise BadInput("read_data was called before read_metadata")
-        # Use it only once. The next load may be into other tensors, and after a failed load, the tensors hold parts of
-        # two checkpoints.
+        # Use `since` only once. The next load may be into other tensors, and after a failed load, the tensors hold
+        # parts of two checkpoints.
         before, self._before = self._before, None
         read_bytes, self.content = _read(self.store, self.info, plan, planner, self.beyond, before)
         self.read_bytes += read_bytes
@@ -156,7 +158,7 @@ class CkstoreReader(StorageReader):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Return False, because a reader is passed explicitly and not found by a name."""
+        """Return False, because a reader is passed explicitly and not looked up by the name of a checkpoint."""
         del checkpoint_id
         return False
 
@@ -201,7 +203,7 @@ def _read(
         manifest = directory.manifest
         held = {} if before is None else unchanged(before.manifest, manifest, before.names)
         if before is not None:
-            before.is_stale = True  # even if only another rank fails
+            before.is_stale = True  # set this before the load, so that it also applies if only another rank fails
         try:
             read_bytes, names, addresses = _read_items(directory, info, plan, planner, beyond, held)
         except BaseException:
@@ -254,9 +256,9 @@ def _read_items(
 def _read_tensor(
     reader: RegionReader, leaf: LeafRecord, item: ReadItem, target: torch.Tensor, held: frozenset[int]
 ) -> int:
-    """Fill a block of a tensor, except its pieces that start at `held`.
+    """Fill a block of a tensor, except the pieces that start at the positions in `held`.
 
-    Return how many values were out of the range of its dtype.
+    Return the number of values that were out of the range of the dtype of `target`.
     """
     beyond = 0
     out = target.detach()
@@ -265,7 +267,7 @@ def _read_tensor(
     shape, wanted = in_bytes(leaf.shape, item_bytes), block_of(tuple(item.storage_offsets), sizes, item_bytes)
     share = reader.held_share(shape, wanted, held) if out.numel() else "all"
     if share != "all":
-        # Whether the stored bytes can be read directly into the memory of the tensor.
+        # If `straight`, the stored bytes can be read directly into the memory of the tensor.
         dtype = DTYPES[leaf.dtype]
         plain = type(out) is torch.Tensor and out.is_cpu and out.layout == torch.strided
         straight = plain and out.dtype == dtype and out.is_contiguous() and not out.is_conj() and not out.is_neg()
@@ -285,7 +287,7 @@ def _read_tensor(
 
 
 def _bytes(directory: CheckpointDirectory, found: StateValue) -> io.BytesIO:
-    """Return a plain value as `torch.load` reads it."""
+    """Return a plain value as a file that `torch.load` can read."""
 
     def leaf(number: int) -> object:
         record = directory.manifest.leaves[number]

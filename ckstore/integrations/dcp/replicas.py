@@ -15,7 +15,7 @@ from ckstore.model.words import some_of
 from ckstore.tensors.state_capture import capture
 
 _COMPARED_MOST_BYTES = 2**20
-"""The maximum size of a compared tensor, in bytes. Every rank would hash larger ones for as long as a save takes."""
+"""The maximum size of a compared tensor, in bytes. Hashing larger ones on every rank would take as long as a save."""
 _PLAIN = {int, float, str, bool, type(None)}
 RULES = ("error", "warn")
 _CURE = "give each rank a name of its own, such as state[f'rng.{rank}'], or make the values the same on all ranks"
@@ -72,7 +72,7 @@ def _hash(data: bytes | bytearray | memoryview) -> str:
 
 
 def differing(digests: Sequence[Mapping[str, str]]) -> str:
-    """Return a sentence that names the values that are not the same on all ranks that have them, or an empty one."""
+    """Return a sentence that lists the values that differ between ranks, or an empty string."""
     first: dict[str, tuple[int, str]] = {}
     found: dict[str, tuple[int, int]] = {}
     for rank, mine in enumerate(digests):
@@ -87,7 +87,7 @@ def differing(digests: Sequence[Mapping[str, str]]) -> str:
 
 
 def refuse_differing(digests: Sequence[Mapping[str, str]]) -> None:
-    """Raise `RankMismatch` if a value is not the same on all ranks that have it."""
+    """Raise `RankMismatch` if a value differs between ranks."""
     if values := differing(digests):
         hint = f"{_CURE}; if_ranks_differ='warn' keeps those of one rank"
         raise RankMismatch(f"{values}; nothing was published", hint=hint)
@@ -96,7 +96,7 @@ def refuse_differing(digests: Sequence[Mapping[str, str]]) -> None:
 def refuse_different_checkpoints(read: Sequence[tuple[str, str] | None]) -> None:
     """Raise `RankMismatch` if the ranks read different checkpoints.
 
-    `read` has the name and the id of the checkpoint of each rank, or None if unknown.
+    `read` has, for each rank, the name and the id of its checkpoint, or None if they are unknown.
     """
     found = {one: rank for rank, one in enumerate(read) if one is not None}
     if len(found) > 1:

@@ -1,4 +1,4 @@
-"""Keys of a state that are not strings. `torch.distributed.checkpoint` converts them to text; ckstore keeps them."""
+"""Keys of a state that are not strings. `torch.distributed.checkpoint` makes them text, and ckstore restores them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Path = tuple[str | int, ...]
 
 
 def own_keys(state: Mapping[Any, Any]) -> list[list[Any]]:
-    """Return, for each dict with keys other than strings, its path and a dict from the text of these keys to nodes."""
+    """Return, for each dict with keys that are not strings, its path and the nodes of these keys by their texts."""
     return [[list(path), keys] for path, keys in _own_keys(state, ())]
 
 
@@ -28,7 +28,7 @@ def _own_keys(value: object, path: Path) -> Iterator[tuple[Path, dict[str, Any]]
 
 
 def _is_kept(key: object) -> bool:
-    """Whether a key is not a string, but of a type that the format can store. Any other key is kept as text."""
+    """Whether a key is not a string and has a type that the format can store. Other keys are stored as text."""
     if isinstance(key, str):
         return False
     try:
@@ -39,7 +39,7 @@ def _is_kept(key: object) -> bool:
 
 
 def set_at(state: Any, path: Path, value: object) -> None:
-    """Replace the value at a path. Each text in the path stands for the key of the state that has this text."""
+    """Replace the value at a path. A text in the path refers to the key of the state that converts to this text."""
     *above, last = path
     for key in above:
         state = state[_own(state, key)]
@@ -47,7 +47,7 @@ def set_at(state: Any, path: Path, value: object) -> None:
 
 
 def _own(place: Any, key: str | int) -> Any:
-    """Return the key, or the index in a list, that an item of a path stands for."""
+    """Return the key of a dict, or the index in a list, to which an item of a path refers."""
     if not isinstance(place, Mapping) or key in place:
         return key
     return next(own for own in place if str(own) == key)

@@ -1,9 +1,10 @@
-"""`CkstoreWriter`, a `StorageWriter` whose `finish` publishes one checkpoint of the store.
+"""`CkstoreWriter`, a `StorageWriter` whose `finish` publishes one checkpoint in the store.
 
-The ranks agree in the first collective of `torch.distributed.checkpoint`. Each rank sends the run, the step and its
-options with its plan, and the coordinator compares them before any data is staged. Each rank then stages its part in
-its own staging directory and holds its lock. The coordinator joins the parts and publishes the whole checkpoint. A rank
-whose save failed, or whose part was joined, removes its staging when the writer is used again or deleted.
+In the first collective of `torch.distributed.checkpoint`, each rank sends the run, the step and the settings of its
+store with its plan, and the coordinator compares them before any data is staged. Each rank then stages its part in a
+staging directory of its own and holds the lock on that directory. The coordinator merges the parts and publishes the
+checkpoint. After the save, successful or not, each rank removes its staging at the latest when its writer is used again
+or deleted.
 """
 
 from __future__ import annotations
@@ -55,14 +56,15 @@ _PART = "ckstore part"
 class CkstoreWriter(StorageWriter):
     """Saves one checkpoint of `torch.distributed.checkpoint` into a store: ``dcp.save(state, storage_writer=…)``.
 
-    It can be pickled, as ``async_save`` requires, and opens the store again after unpickling.
+    A writer can be pickled, as ``async_save`` requires, and opens the store again after unpickling.
 
     Args:
-        store: The store, or its path. It must be the same on all ranks.
+        store: The store, or its path. It must be the same on all ranks, or the stores of all ranks must have the same
+            mirror.
         step: Step number, which must be the same on all ranks.
         run: Name of the run, which must be the same on all ranks.
-        options: The options of `Store.save`, such as metrics, metadata, message, tags, parent and if_exists. The values
-            of the coordinator apply.
+        options: The options of `Store.save`, such as metrics, metadata, message, tags, parent and if_exists. The
+            options on the coordinator apply.
 
     Attributes:
         info: The published checkpoint, on the coordinator after the save, otherwise None.
@@ -70,9 +72,9 @@ class CkstoreWriter(StorageWriter):
         say: Called with the progress of this rank.
         keys: The keys of the state that are not strings, as `own_keys` returns them.
         digests: The digests of values that other ranks may have under the same names, as `digests_of` returns them.
-        rank: The rank in the group of the save, for a torch that does not pass it.
-        if_ranks_differ: Whether different values under one name are an ``"error"`` or a ``"warn"``.
-        at_call: The parent of an asynchronous save. If None, it is determined during the save.
+        rank: The rank in the group of the save, for versions of torch that do not pass the rank.
+        if_ranks_differ: ``"error"`` or ``"warn"``, as in `ckstore.integrations.dcp.save`.
+        at_call: The parent of an asynchronous save. If None, the parent is determined during the save.
     """
 
     def __init__(
@@ -109,15 +111,15 @@ class CkstoreWriter(StorageWriter):
 
     @property
     def store(self) -> Store:
-        """The store, which this opens if necessary."""
+        """The store. The first access opens it if the writer was given a path or was unpickled."""
         if self._store is None:
             self._store = open_again(self._path, self._continues)
         return self._store
 
     def __getstate__(self) -> dict[str, Any]:
-        # Another process saves, as a part of the training that this process begins or continues.
+        # Pass the parents, because the process that unpickles the writer saves for the training of this process.
         continues = sent(self._store, self._path, self.run)
-        if self.at_call is not None:  # torch sends the writer later, in a thread
+        if self.at_call is not None:  # torch pickles the writer in a thread, after the call has returned
             continues = self.at_call.sent(continues, self.run)
         ours = {"_store": None, "_continues": continues, "_give_back": None, "_staging": None, "_pushed": None}
         ours["at_call"] = None  # `continues` contains it
@@ -126,7 +128,7 @@ class CkstoreWriter(StorageWriter):
     # ------------------------------------------------------------------ called by torch.distributed.checkpoint
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Refuse another name, because the run and step name the checkpoint."""
+        """Refuse another name, because the run and the step determine the name of the checkpoint."""
         if checkpoint_id is not None and os.fspath(checkpoint_id) != self.checkpoint_id:
             msg = f"checkpoint_id={os.fspath(checkpoint_id)!r}: the writer saves {self.checkpoint_id}"
             raise BadInput(msg, hint="omit checkpoint_id; CkstoreWriter(store, step=…, run=…) names the checkpoint")
@@ -151,10 +153,10 @@ class CkstoreWriter(StorageWriter):
         """Check that all ranks save the same checkpoint. The coordinator calls this."""
         said = [plan.storage_data for plan in plans]
         are_apart = check_agreement(one for one in said if one is not None)
-        # Compare early, before any data is written. A cached plan has no digests. `finish` compares all digests.
+        # Compare digests before any data is written. A cached plan has no digests, so `finish` compares them again.
         if self.if_ranks_differ == "error":
             refuse_differing([{} if one is None else one["digests"] for one in said])
-        # A plan without storage data comes from a planner that caches plans. It equals the plan that was sent before.
+        # A planner that caches plans sends a plan without storage data if the plan equals the previous one.
         return [
             plan if one is None else replace(plan, storage_data={**one, "digests": {}, "apart": are_apart})
             for plan, one in zip(plans, said, strict=True)
@@ -176,9 +178,9 @@ class CkstoreWriter(StorageWriter):
         return result
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Join the parts of all ranks and publish the checkpoint. The coordinator calls this."""
+        """Merge the parts of all ranks and publish the checkpoint. The coordinator calls this."""
         parts = dict(enumerate(result.storage_data for of_rank in results for result in of_rank))
-        # Compare again. If a planner caches its plans, the earlier comparison may be of an earlier save.
+        # Compare again, because with a planner that caches plans, the first comparison may belong to an earlier save.
         are_apart = check_agreement(parts.values())
         digests = [part.pop("digests") for part in parts.values()]
         if self.if_ranks_differ == "error":
@@ -204,7 +206,7 @@ class CkstoreWriter(StorageWriter):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Return False, because a writer is passed explicitly and not found by a name."""
+        """Return False, because a writer is passed explicitly and not looked up by the name of a checkpoint."""
         del checkpoint_id
         return False
 
@@ -221,21 +223,21 @@ class CkstoreWriter(StorageWriter):
             self._pushed = None
 
     def request(self) -> Any:
-        """Return the checked request that `Store.save` would make of the arguments."""
+        """Return the checked request that `Store.save` would make from the arguments."""
         request = request_of(context_of(self.store), self.run, self.step, self._options, None)
         request.check()
         return replace(request, at_call=self.at_call)
 
     def called(self) -> None:
-        """Record the parent of the save before its call returns, since the process may then load another checkpoint."""
+        """Record the parent before `async_save` returns, because the process may load another checkpoint afterwards."""
         context = context_of(self.store)
         self.at_call = ParentAtCall.of(context, self.run)
 
     def ended(self, said: CheckpointInfo | JointCheckpoint) -> CheckpointInfo:
-        """Return the published checkpoint. If nodes have their own stores, this node keeps the part of this rank."""
-        # Warn if the checkpoint no longer exists, because this rank may have been stopped for a while.
+        """Return the published checkpoint. With separate stores, the store of this node keeps the part of this rank."""
         if isinstance(said, JointCheckpoint):
             return self.info or self._taken(said)
+        # Warn if the checkpoint no longer exists, because this rank may have been stopped for a while.
         info = self.info or said
         return with_news(info, now_at(context_of(self.store).layout, info))
 
@@ -280,7 +282,7 @@ def _stage(
                 return staging, None, {}
             return staging, *separate_stores().push_staged(context, staging, work)
 
-        # If this rank has failed in the meantime, the thread removes the staging, which belongs to no save.
+        # If this rank has failed in the meantime, the thread removes the staging, because no save will use it.
         staging, pushed, more = work.run(stage, lambda made: reclaim.discard(context, made[0]))
         writer.hold(staging, pushed)
         return staging, more
@@ -309,7 +311,7 @@ def _take(store: Store, joined: JointCheckpoint, staging: Staging | None) -> Che
 
 
 def _content_of(plan: SavePlan, planner: SavePlanner, chunk_bytes: int, keys: Sequence[Any]) -> Content:
-    """Return the content that a rank saves by its plan. `keys` are the keys of its state that are not strings."""
+    """Return the content that a rank saves according to its plan. `keys` are the keys that are not strings."""
     shards = [_shard(item, planner) for item in plan.items if item.type != WriteItemType.BYTE_IO]
     look_up = getattr(planner, "lookup_object", None)
     values: dict[str, object] = {}

@@ -1,4 +1,4 @@
-"""The filesystem for fsspec, ``ckstore:///path/to/store/RUN/STEP/FILE``. fsspec finds it if ckstore is installed."""
+"""The filesystem for fsspec, ``ckstore:///path/to/store/RUN/STEP/FILE``. fsspec finds it when ckstore is installed."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""`CkstoreFileSystem`, with which programs that accept a URL of fsspec read and write checkpoints of a store.
+"""`CkstoreFileSystem` lets programs that accept fsspec URLs read and write the checkpoints of a store.
 
-A checkpoint is a directory that never changes, and each read byte is checked. Files are written in a transaction, which
-publishes one checkpoint or nothing.
+A checkpoint appears as a directory that never changes, and every byte that is read is checked. Files are written in a
+transaction, which publishes one checkpoint or nothing.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class CkstoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
 
     Args:
         if_exists: As in `ckstore.Store.commit`, for written checkpoints.
-        staging: A directory for written files until their checkpoint is committed. If None, the parent directory of the
-            store.
+        staging: The directory in which written files are kept until their checkpoint is committed. If None, the parent
+            directory of the store.
         options: The options of fsspec.
 
     Attributes:
@@ -67,10 +67,10 @@ class CkstoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
         return [stripped(each) for each in path] if isinstance(path, list) else stripped(path)
 
     def store_at(self, path: Path, *, to_write: bool = False) -> Store:
-        """Return a store, which is opened once. It is read-only unless `to_write` is set."""
+        """Return the store at a path, read-only unless `to_write` is set. Repeated calls return the same object."""
         key = path, to_write
         if key not in self._stores:
-            # Use a separate read-only handle, so that users without write permission can read.
+            # Reads use a separate read-only handle, so that users without write permission can read.
             self._stores[key] = Store.open(path, readonly=not to_write)
             if to_write:
                 context_of(self._stores[key]).known.last_parents = self._parents.setdefault(path, {})
@@ -117,11 +117,11 @@ class CkstoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
         return datetime.fromisoformat(self._checkpoint(place_of(path)).created)
 
     def modified(self, path: str) -> datetime:
-        """Return the same time as `created`, because a checkpoint never changes."""
+        """Return the creation time, as `created` does, because a checkpoint never changes."""
         return self.created(path)
 
     def ukey(self, path: str) -> str:
-        """Return a key that is different for the file of another checkpoint at this path."""
+        """Return a key that changes if this path comes to name a file of another checkpoint."""
         return str(tokenize(self.info(path)))
 
     def _open(self, path: str, mode: str = "rb", **_: Any) -> Any:
@@ -140,7 +140,7 @@ class CkstoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
         return self._staging_to_write(place).open(place, mode)
 
     def _continue(self, store: Path, info: CheckpointInfo) -> None:
-        """Make the next written checkpoint continue a checkpoint of which a file was read."""
+        """Make a checkpoint, of which a file was read, the parent of the next checkpoint that is written."""
         context = context_of(self.store_at(store))
         parents = self._parents.setdefault(store, {})
         before = parents.get("")
@@ -179,11 +179,11 @@ class CkstoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
     def rm(self, path: Any, recursive: bool = False, maxdepth: int | None = None) -> None:
         """Delete a file of the checkpoint that is being written, or, with `recursive`, a whole checkpoint.
 
-        A checkpoint is deleted as by `Store.delete`.
+        The deletion of a checkpoint works like `Store.delete`.
 
         Raises:
             BadInput: The path is a part of a published checkpoint, a run, or a store.
-            InUse: A tag or a pin names the checkpoint, or it is open.
+            InUse: The checkpoint is tagged, pinned or open.
             NoSuchFile: The path does not exist.
         """
         for each in path if isinstance(path, (list, tuple)) else [path]:
@@ -236,7 +236,7 @@ class CkstoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
         return staging
 
     def _tree(self, place: StoreLocation) -> dict[str, dict[str, Any]]:
-        """Return the entries at and below the store, run or checkpoint of a location, by their paths in it."""
+        """Return the entry of a store, run or checkpoint, and the entries below it, by path relative to it."""
         top = place.written
         if not place.run:
             runs = sorted({info.run for info in self.store_at(place.store).checkpoints()})
@@ -256,7 +256,7 @@ class CkstoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
             return entries(checkpoint.files(), top, id=info.id)
 
     def _checkpoint(self, place: StoreLocation) -> CheckpointInfo:
-        """Return the checkpoint of a location. If its name is not a ref, the step in the name is used."""
+        """Return the checkpoint of a location. If the name in the location is not a ref, use the step in the name."""
         store = self.store_at(place.store)
         error: CkstoreError | None = None
         for name in (place.name, *([] if place.step is None else [str(place.step)])):

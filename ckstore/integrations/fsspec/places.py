@@ -28,7 +28,7 @@ class StoreLocation:
 
     @property
     def step(self) -> int | None:
-        """The step that the name is, or that it contains, as in ``checkpoint-500``, or None."""
+        """The step in the name, such as 500 in ``500`` or ``checkpoint-500``, or None."""
         if STEP_PATTERN.match(self.name):
             return int(self.name)
         return step_in_name([Path(self.name)]) if self.name else None
@@ -55,7 +55,7 @@ def stripped(path: str | os.PathLike[str]) -> str:
 
 
 def place_of(path: str | os.PathLike[str]) -> StoreLocation:
-    """Return the components of a path. The store is the first directory in the path that is a store."""
+    """Return the components of a path. The store is the topmost directory in the path that is a store."""
     whole = PurePosixPath(stripped(path))
     # Search from the root down, because a file store.json inside a committed checkpoint does not mark a store.
     for store in (*reversed(whole.parents), whole):
@@ -67,13 +67,13 @@ def place_of(path: str | os.PathLike[str]) -> StoreLocation:
 
 
 def entry(name: str, nbytes: int | None = None, **more: Any) -> dict[str, Any]:
-    """Return the entry of fsspec for a file, or for a directory if no size is given."""
+    """Return the fsspec entry of a file, or of a directory if no size is given."""
     kind = "directory" if nbytes is None else "file"
     return {"name": name, "size": 0 if nbytes is None else nbytes, "type": kind, **more}
 
 
 def entries(files: list[FileSummary], top: str, **more: Any) -> dict[str, dict[str, Any]]:
-    """Return the entries of fsspec for all files and directories of the checkpoint at `top`, by their paths in it."""
+    """Return the fsspec entries of all files and directories of the checkpoint at `top`, by path relative to it."""
     by_path = {file.path: file for file in files}
     found = {"": entry(top, **more)}
     for file in files:

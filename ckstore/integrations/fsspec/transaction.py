@@ -1,4 +1,4 @@
-"""Write checkpoints through fsspec. Files are staged outside the checkpoints, and one commit makes them visible."""
+"""Write checkpoints through fsspec. Files are staged outside the store, and one commit makes them visible."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ckstore.integrations.fsspec.places import StoreLocation, entry
 from ckstore.training.processes import world_size
 
 _NEVER_BUILT = "fsspec"
-"""The suffix of the path next to which the directory for staged files is created. No file has this path."""
+"""The directory for staged files is created next to a path with this suffix. No file with this path ever exists."""
 
 
 class TransactionFiles:
@@ -44,7 +44,7 @@ class TransactionFiles:
         return local.open(mode)
 
     def entries(self, top: str) -> dict[str, dict[str, Any]]:
-        """Return the entries of fsspec for the staged files of the checkpoint at `top`."""
+        """Return the fsspec entries of the staged files, for the checkpoint at `top`."""
         found = {"": entry(top)}
         for folder, folders, files in os.walk(self.tree.path):
             inner = os.path.relpath(folder, self.tree.path)
@@ -55,11 +55,11 @@ class TransactionFiles:
         return found
 
     def has_files(self) -> bool:
-        """Whether files are staged, and not only directories."""
+        """Whether at least one file is staged. Directories do not count."""
         return any(names for _, _, names in os.walk(self.tree.path))
 
     def end(self) -> None:
-        """Remove the staged files. Files that cannot be removed have no effect, and the next writer removes them."""
+        """Remove the staged files. Files that cannot be removed do no harm, and the next writer removes them."""
         with suppress(OSError), self.tree:
             pass
 
@@ -67,15 +67,16 @@ class TransactionFiles:
 class CheckpointTransaction(Transaction):  # type: ignore[misc]
     """A transaction, ``with fs.transaction``. Its end publishes all written files as one checkpoint, or nothing."""
 
-    # Without a file, for example after all were removed again, no checkpoint is published. Nested transactions end with
-    # the outermost one, and a failure in one of them fails all. Several threads may write in one transaction.
+    # If there are no files, for example because all were removed again, no checkpoint is published. Nested transactions
+    # are committed with the outermost one, and if one of them fails, nothing is committed. Several threads may write in
+    # one transaction.
 
     fs: Any
     files: deque[Any]
 
     def __init__(self, fs: Any) -> None:
         super().__init__(fs)
-        # fsspec creates the object in `start_transaction`, after it has counted the transaction.
+        # `start_transaction` of fsspec sets `_intrans` before it creates this object. Count that transaction.
         self._depth = 1 if fs._intrans else 0  # noqa: SLF001 - start_transaction of fsspec has set it
         self._failed = False
         self._lock = threading.Lock()
@@ -89,9 +90,9 @@ class CheckpointTransaction(Transaction):  # type: ignore[misc]
             self._depth += 1
 
     def staging_for(self, target: tuple[Path, str, int], folder: Path | None) -> TransactionFiles:
-        """Return the staged files. The first call creates them for the checkpoint `target`."""
+        """Return the staged files. The first call creates their directory, for the checkpoint `target`."""
         with self._lock:
-            # Hold the lock, because two threads that write the first files must share one directory.
+            # Hold the lock, so that two threads that both write a first file share one directory.
             if self.staging is None:
                 self.staging = TransactionFiles(target, folder)
             return self.staging
@@ -105,11 +106,11 @@ class CheckpointTransaction(Transaction):  # type: ignore[misc]
         """End the transaction. Commit the written files, or remove them."""
         with self._lock:
             self._depth -= 1
-            # Keep the failure for the outermost transaction. A failed inner `with` has written incomplete files.
+            # Remember a failure until the outermost transaction ends. A failed inner `with` has left incomplete files.
             self._failed = self._failed or not commit
             if self._depth > 0:
                 return
-        # Reset this before the commit, so that the next transaction is new even if the commit raises.
+        # Reset the filesystem before the commit, so that the next transaction is a new one even if the commit raises.
         fs, self.fs = self.fs, None
         files, self.files = list(self.files), deque()
         staging, self.staging = self.staging, None
@@ -125,7 +126,7 @@ class CheckpointTransaction(Transaction):  # type: ignore[misc]
                 fs.last = fs.store_at(store, to_write=True).commit(staging.tree.path, step, run, if_exists=fs.if_exists)
         finally:
             for file in files:
-                with suppress(Exception):  # for abandoned files; committed ones are already closed
+                with suppress(Exception):  # only abandoned files are still open
                     file.close()
             staging.end()
 
@@ -139,7 +140,8 @@ class CheckpointTransaction(Transaction):  # type: ignore[misc]
             msg = f"{os.path.basename(still_open[0])} is still open: {run}@{step} is not committed"
             raise BadInput(msg, hint="close each file in the transaction: with fs.open(…) as file")
         world = world_size()
-        # Without this, each rank publishes one checkpoint with its part, and the last one replaces the others.
+        # Without this check, each rank would publish a checkpoint with only its own part, and replace that of the
+        # previous rank.
         if world > 1 and any(staging.tree.path.rglob("*.distcp")):
             msg = f"each of {world} ranks would commit its own part of {run}@{step}"
             raise BadInput(msg, hint="save with ckstore.integrations.dcp: its ranks make one checkpoint")
