@@ -8,14 +8,14 @@ from typing import Any
 
 
 def in_host_memory() -> Any:
-    """Return a context in which torch makes tensors in host memory, whatever the default device of the program."""
+    """Return a context in which torch makes tensors in host memory, regardless of the default device of the program."""
     import torch
 
     return torch.device("cpu")
 
 
 def generators() -> Sequence[Any]:
-    """Return the generators, or nothing before CUDA is initialized. torch must be imported."""
+    """Return the generators. Before CUDA is initialized, the sequence is empty. torch must be imported."""
     found: Sequence[Any] = sys.modules["torch"].cuda.default_generators
     return found
 
@@ -31,7 +31,7 @@ def states() -> list[Any] | None:
 
 
 def set_states(saved: Sequence[Any]) -> None:
-    """Set the generators of the GPUs of this process to these states."""
+    """Set the generators of the GPUs that this process sees to these states."""
     import torch
 
     if torch.cuda.is_available():

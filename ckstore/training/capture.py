@@ -1,4 +1,4 @@
-"""Capture the state of a training run as one value for `Store.save`, with a record of its parts."""
+"""Capture the state of a training run as one value for `Store.save`, with a record of the captured parts."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ VERSION = 2
 RECORD = CAPTURED
 """The key of the record in the state."""
 PARTS = ("model", "optimizer", "scheduler", "scaler", "dataloader")
-"""The parts that most runs have. The record lists those that a checkpoint lacks."""
+"""The parts that most runs have. The record lists which of these a checkpoint lacks."""
 PRIVATE = "parts"
-"""The key, in the random states of a rank, of the states of generators that belong to its parts."""
+"""The key, in the random states of a rank, of the states of the generators that belong to parts."""
 _warned: set[str] = set()
 """The keys of the warnings that this process has issued."""
 
@@ -43,9 +43,10 @@ def capture(
 ) -> dict[str, Any]:
     """Return the state of a run for `Store.save`. `restore` is its counterpart.
 
-    Save the result before the training continues: its tensors are those of the model and the optimizer, not copies,
-    whereas the random states and the position in the data are from the time of the call. With several processes, every
-    rank must call it, because it gathers the random states of all ranks. Only one rank saves the result.
+    Save the result before the training continues. The tensors in it are those of the model and the optimizer, not
+    copies. In contrast, the random states and the position in the data are those at the time of the call. With several
+    processes, every rank must call `capture`, because it gathers the random states of all ranks. Only one rank saves
+    the result.
 
     Args:
         model: A module, a dict of modules, or a state dict. Wrappers of `torch.compile` and
@@ -61,12 +62,12 @@ def capture(
             stored only for the rank that saves.
         extra: Any other values that a state may hold, such as the step.
         parts: Any other part by its name, such as ``ema=ema``. It may be any object that `restore` can load in place,
-            or a random generator. A value that nothing can be loaded into, such as ``epoch=3``, is added to `extra`.
+            or a random generator. A value into which nothing can be loaded, such as ``epoch=3``, is added to `extra`.
 
     Raises:
         BadInput: A part has the name of another entry of the state or of an argument of `restore`, or accelerate
             prepared the data loader without `use_stateful_dataloader`.
-        RankFailed: With `rng`, it failed on another rank.
+        RankFailed: `capture` failed on another rank. This is raised only with `rng`.
     """
     with failing_together("capture") if rng else nullcontext():
         # None means that the run has no such part, so scripts can always pass all parts.
@@ -116,7 +117,7 @@ def capture(
     held["rng"] = by_key({number: state for number, (state, _) in of_all.items()})
     if is_stateful(dataloader):
         held["dataloader"] = by_key({number: of_loader for number, (_, of_loader) in of_all.items()})
-    # The record is one string, because a load of selected names omits empty lists.
+    # The record is one string, because a load that selects names omits empty lists.
     return {RECORD: json.dumps(record), **held, **({"extra": extra} if extra else {})}
 
 
@@ -130,7 +131,7 @@ def given_parts(parts: Mapping[str, Any]) -> dict[str, Any]:
 def loads_in_place(part: Any) -> bool:
     """Whether `restore` can load into a part: a tensor, a generator, a stateful object, or a container with one.
 
-    A tuple cannot be changed, so it must have nothing else.
+    All items of a tuple must be such values, because a tuple cannot be changed.
     """
     if isinstance(part, tuple):
         return bool(part) and all(map(loads_in_place, part))
@@ -149,7 +150,7 @@ def _by_place(name: str) -> int:
 
 
 def warn_of_place(loader: Any, instead: str) -> None:
-    """Warn once for each class of data loaders without a position. `instead` is advice to the user."""
+    """Warn once for each class of data loader that does not save its position. `instead` is advice to the user."""
     kind = type_name(type(loader))
     msg = f"{kind} does not save its position, so a run resumed within an epoch begins the epoch again; {instead}"
     warn_once(kind, msg)
@@ -165,7 +166,7 @@ def warn_once(key: str, message: str) -> None:
 def unwrapped(part: Any) -> Any:
     """Return a module without the wrappers of `torch.compile`, `DataParallel` and `DistributedDataParallel`.
 
-    A dict with wrapped modules is returned as a copy, and any other dict as it is.
+    A dict with wrapped modules is returned as a copy. Any other dict is returned itself.
     """
     if isinstance(part, dict):
         inner = {name: unwrapped(value) for name, value in part.items()}

@@ -1,4 +1,4 @@
-"""The conditions under which a run was saved, apart from its state, and their differences from the current ones."""
+"""The conditions under which a run was saved, apart from its state, and how they differ from the current conditions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Conditions:
     samples_per_batch: int = 0  # samples in a batch of all processes together, or 0 if unknown
 
     def with_rng_of(self, ranks: Iterable[int]) -> Conditions:
-        """Return the same conditions with the random states of these ranks."""
+        """Return a copy that lists these ranks as those whose random states were captured."""
         return replace(self, rng_ranks=tuple(sorted(ranks)))
 
     @property
@@ -69,7 +69,7 @@ class Conditions:
 def differences(
     before: Conditions, now: Conditions, ranks: Sequence[int] | None = None, *, rng: bool = True
 ) -> Iterator[str]:
-    """Yield the differences that prevent an exact resume on `ranks`, or, without `ranks`, on this rank.
+    """Yield one sentence for each difference that prevents an exact resume on `ranks`, or on this rank by default.
 
     Without `rng`, random states are not compared.
     """
@@ -100,7 +100,8 @@ def _other_settings(before: Conditions, now: Conditions) -> Iterator[str]:
     if before.dataloader and now.dataloader:
         for name in sorted({*before.dataloader, *now.dataloader}):
             old, new = before.dataloader.get(name), now.dataloader.get(name)
-            # Older checkpoints lack the seed. A sampler of another class is reported by its class.
+            # Do not report a missing seed. Older checkpoints lack it, and a class of samplers without a seed is already
+            # reported as another class.
             if old != new and not (name == "sampler_seed" and None in (old, new)):
                 yield f"the data loader has another {name.replace('_', ' ')}: {new!r} now, {old!r} in the checkpoint"
     for name in sorted(before.settings.keys() & now.settings.keys()):

@@ -1,4 +1,4 @@
-"""A sampler that continues an epoch on another number of ranks and returns each sample once."""
+"""A sampler that continues an epoch on a different number of ranks and returns each sample once."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class ElasticSampler:
     Args:
         dataset: A data set with a length, or the length.
         shuffle: Whether each epoch has a different order. The program calls `set_epoch` before each epoch.
-        seed: Seed of the order. It must be the same on all ranks. A loaded position has its own seed, which replaces
-            this one, since the position counts samples of that order.
-        remainder: How to distribute the last samples if there are fewer of them than ranks. ``repeat`` reads other
+        seed: The seed of the order. It must be the same on all ranks. A loaded state has its own seed, which replaces
+            this one, because the loaded position counts samples in the order of that seed.
+        remainder: How to distribute the last samples if there are fewer of them than ranks. ``repeat`` reads some other
             samples of the epoch a second time, so that all ranks read the same number. ``drop`` omits the last samples.
             With ``share``, some ranks read one more sample, and each sample is read once. `DistributedDataParallel`
-            then needs its `join`, or it hangs at the last batch.
+            then needs its context `join`. Otherwise, it hangs at the last batch.
         world_size: The number of ranks. If None, that of `torch.distributed`.
         rank: The rank of this process. If None, that of `torch.distributed`.
 
@@ -56,7 +56,7 @@ class ElasticSampler:
         self.remainder = remainder
         self.epoch = 0
         self._of_group = None if world_size is None else (rank or 0, world_size)
-        self._done_count = 0  # samples of the epoch that all ranks have read
+        self._done_count = 0  # samples of the epoch that all ranks together have read
         self._begin_at: int | None = None  # start of the next iterator, or None for the first sample
 
     def __len__(self) -> int:
@@ -88,14 +88,14 @@ class ElasticSampler:
             self.epoch, self._begin_at = epoch, None
 
     def state_dict(self) -> dict[str, int]:
-        """Return the epoch, the number of its samples that all ranks have read, and the seed of their order."""
+        """Return the epoch, the number of its samples that all ranks together have read, and the seed of the order."""
         done_count = self._done_count if self._begin_at is None else self._begin_at
         return {"epoch": self.epoch, "done": done_count, "seed": self.seed}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Set the position at which the next iterator begins, and the seed of its order."""
+        """Set the position at which the next iterator begins, and the seed of the order."""
         self.epoch, self._begin_at = state["epoch"], state["done"]
-        self.seed = state.get("seed", self.seed)  # older states lack it
+        self.seed = state.get("seed", self.seed)  # older states lack the seed
 
     def _order(self) -> Any:
         count = self._count()
@@ -106,7 +106,7 @@ class ElasticSampler:
         from ckstore.training.accelerator_generators import in_host_memory
 
         generator = torch.Generator("cpu").manual_seed(self.seed + self.epoch)
-        # The default of the program may be other memory, with other random numbers.
+        # The default device of the program may be another one, which draws other random numbers.
         with in_host_memory():
             return torch.randperm(count, generator=generator).tolist()
 

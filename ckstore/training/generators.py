@@ -18,27 +18,26 @@ from ckstore.training import accelerator_generators
 from ckstore.training.rng import python_state, set_python_state
 
 OBJECTS_MOST = 100_000
-"""The maximum number of inspected objects of all parts. A part may refer to half the program."""
+"""The maximum number of objects inspected in all parts together. A part may refer to half of the program."""
 _SYSTEM_RANDOM = "SystemRandom"
 _ITEMS_MOST = 1_000
-"""The maximum number of items of a searched container. A larger one is data, such as the file names of a data set."""
+"""The maximum length of a searched container. A longer one holds data, such as the file names of a data set."""
 _PLAIN = frozenset(
     {
         *(str, bytes, int, float, complex, bool, type(None), type, set, frozenset),
         types.ModuleType,
     }
 )
-# Attributes that are not searched: the iterator of a loader, which a new process lacks; the containers of a module,
-# since its submodules are searched separately; and the `_generators` that `StatefulDataset` keeps.
+# These attributes are not searched. A new process lacks the iterator of a loader. The submodules of a module are
+# searched separately, so its containers are omitted. `_generators` is a cache of `StatefulDataset`.
 _PASSED_OVER = frozenset({"_iterator", "__weakref__", "_parameters", "_buffers", "_modules", "_generators"})
 
 
 def find_generators(parts: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
     """Return the generators that parts refer to, by path, such as ``ema.rng``, and whether the search is complete.
 
-    A generator is named by its shortest path. Two processes that created their parts in the same way find the same
-    names.
-    Global generators of the process are omitted.
+    The name of a generator is its shortest path. Two processes that created their parts in the same way find the same
+    names. Global generators of the process are omitted.
     """
     return find_objects(parts, lambda value: kind_of_generator(value) is not None)
 
@@ -60,7 +59,7 @@ def find_objects(parts: Mapping[str, Any], is_wanted: Callable[[Any], bool]) -> 
         if is_wanted(value):
             found[path] = value
         else:
-            # Leave out plain values, because each save runs this search, and a model may have thousands of modules.
+            # Skip plain values, because each save runs this search, and a model may have thousands of modules.
             waiting.extend((f"{path}.{name}", child) for name, child in _children(value) if type(child) not in _PLAIN)
             for kind in type(value).__mro__:
                 members = [] if kind in classes else [*vars(kind).items()]
@@ -82,7 +81,7 @@ def _global_generators() -> Iterator[Any]:
 def _children(value: Any) -> Iterator[tuple[str, Any]]:
     """Yield the items of a container, the attributes of an object, or the variables that a function keeps.
 
-    This runs no code of the value's class, because a proxy may answer for another object or raise an error.
+    This runs no code of the value's class, because the code of a proxy may answer for another object or raise an error.
     """
     kind = type(value)
     if issubclass(kind, dict):
@@ -160,7 +159,7 @@ def kind_of_generator(value: object) -> str | None:
 
 
 def has_only_generators(part: Any) -> bool:
-    """Whether a part is a generator, or a container with nothing else."""
+    """Whether a part is a generator, or a container of generators only."""
     if isinstance(part, dict | list | tuple):
         return bool(part) and all(map(has_only_generators, part.values() if isinstance(part, dict) else part))
     return kind_of_generator(part) is not None
@@ -188,7 +187,8 @@ def _state(generator: Any, kind: str | None) -> dict[str, Any]:
 
 def _seeds(generator: Any) -> dict[str, Any] | None:
     """Return the seeds from which a NumPy generator spawns others, as arguments of `SeedSequence`, or None."""
-    # The state of a NumPy generator does not include them (findings/numpy-generator-state-repeats-spawned-streams.sh).
+    # The state of a NumPy generator does not include these seeds
+    # (findings/numpy-generator-state-repeats-spawned-streams.sh).
     found: Any = getattr(getattr(generator, "bit_generator", generator), "seed_seq", None)
     if not _is_of("numpy.random", "SeedSequence", found):
         return None
@@ -201,9 +201,10 @@ def _seeds(generator: Any) -> dict[str, Any] | None:
 
 
 def _flat(numbers: Any) -> Any:
-    """Convert a seed for NumPy, such as a sequence or a scalar of NumPy, to an int, a str or one list of them.
+    """Convert a seed for NumPy, such as a nested sequence or a NumPy scalar, to an int, a str or a flat list of these.
 
-    NumPy before 2.5 accepts nested sequences, and takes the same seed from the flat list. NumPy 2.5 refuses them.
+    NumPy before 2.5 accepts nested sequences, and derives the same seed from the flat list. NumPy 2.5 refuses nested
+    sequences.
     """
     if hasattr(numbers, "tolist"):
         numbers = numbers.tolist()
@@ -217,7 +218,7 @@ def _flat(numbers: Any) -> Any:
 
 
 def set_generators(generators: Mapping[str, Any], states: Mapping[str, Any]) -> tuple[str, ...]:
-    """Set each generator to the state with the same path, and return the differences, one sentence each."""
+    """Set each generator to the state with the same path, and return one sentence for each difference."""
     differing = []
     for path, generator in generators.items():
         kind, saved = kind_of_generator(generator), states.get(path)
@@ -230,7 +231,7 @@ def set_generators(generators: Mapping[str, Any], states: Mapping[str, Any]) -> 
             differing.append(f"{name} is {kind}, but was {saved['kind']} in the checkpoint, and was not changed")
         else:
             _set(generator, saved["state"])
-            if not _set_seeds(generator, saved.get("seeds")):  # early versions saved none
+            if not _set_seeds(generator, saved.get("seeds")):  # early versions saved no seeds
                 differing.append(f"{name} will spawn other generators: create it from the same seed")
     gone = [path for path in states if path not in generators]
     absent = (f"the checkpoint has a state of the random generator {path}, which does not exist now" for path in gone)
@@ -253,7 +254,7 @@ def _set_seeds(generator: Any, seeds: Mapping[str, Any] | None) -> bool:
     own = _seeds(generator)
     if seeds is None or own is None:
         return True
-    # Early versions saved nested sequences as they were.
+    # Early versions of ckstore saved nested sequences unchanged.
     seeds = {**seeds, "entropy": _flat(seeds["entropy"]), "spawn_key": _flat(seeds["spawn_key"])}
     bits = getattr(generator, "bit_generator", generator)
     _replace_seed_sequence(bits, seeds)
@@ -266,7 +267,7 @@ def _set_seeds(generator: Any, seeds: Mapping[str, Any] | None) -> bool:
 def _replace_seed_sequence(bits: Any, seeds: Mapping[str, Any]) -> None:
     import numpy as np
 
-    # NumPy 2 pickles the seeds with the state. NumPy 1.26 pickles only the state, and refuses a pair, some kinds of
-    # generators with a TypeError and others with a ValueError.
+    # NumPy 2 pickles the seeds together with the state. NumPy 1.26 pickles only the state, and refuses a pair with a
+    # TypeError or a ValueError, depending on the kind of generator.
     if isinstance(bits.__reduce__()[2], tuple):
         bits.__setstate__((bits.state, np.random.SeedSequence(**seeds)))

@@ -1,6 +1,6 @@
 """Import the checkpoints of another trainer from a folder, with their steps, times and metrics.
 
-The folder may be hostile. It is read through descriptors and without following symlinks, as in `ckstore.fs.tree`.
+The folder is not trusted. It is read through descriptors and without following symlinks, as in `ckstore.fs.tree`.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from ckstore.store import Store, context_of
 _LATEST = ("latest", "latest_checkpointed_iteration.txt", "latest_checkpointed_iteration")
 # Trainers and `find_checkpoints` skip names that begin with a dot.
 _DELETING = ".ckstore-deleting-"
-# These files hold one name, but a foreign folder may have other content in them.
+# These files hold one name, but in an untrusted folder they may have any content.
 _LATEST_MOST_BYTES = 4096
 _STATE = "trainer_state.json"
 _STATE_MOST_BYTES = 256 * 2**20
 IMPORTED = "imported"
-"""The key, in the metadata of a checkpoint, of the record about its source."""
+"""The key, in the metadata of a checkpoint, of the record about the directory or file that was imported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +106,9 @@ def find_checkpoints(folder: str | os.PathLike[str]) -> tuple[list[CheckpointFol
     """Return the checkpoints in a folder, ordered by step, and the reason for each name that was skipped.
 
     Recognized names are ``checkpoint-500``, ``step-500``, ``global_step500``, ``iter_0000500`` and
-    ``epoch=1-step=500.ckpt``. If a file ``latest`` or ``latest_checkpointed_iteration.txt`` names one of them, that
-    checkpoint is last in the list, so it becomes the latest. Names that begin with a dot are skipped.
+    ``epoch=1-step=500.ckpt``. If a file ``latest`` or ``latest_checkpointed_iteration.txt`` names one of the
+    checkpoints, that checkpoint is last in the list, so it becomes the latest of the run. Names that begin with a dot
+    are skipped.
     """
     base = foreign(expanded(folder))
     found: dict[int, CheckpointFolder] = {}
@@ -218,18 +219,18 @@ def import_history(
     """Commit every checkpoint in a folder, in the order of `find_checkpoints`, each durably before the next one.
 
     Steps, times and the metrics in ``trainer_state.json`` are also imported. A repeated call continues an interrupted
-    import. It does not read a checkpoint again if the names, sizes and times of its files have not changed.
+    import. A checkpoint is not read again if the names, sizes and times of its files have not changed.
 
-    Nothing is imported if the run has checkpoints that were not imported, since an older checkpoint would become the
-    latest of the run. Nothing is imported either if a policy or a budget would drop checkpoints because of the import.
-    The check against a budget adds up the sizes of the files, since it is not known how much data the files share.
-    Without a new checkpoint, nothing is refused for these reasons.
+    The import is refused if the run has checkpoints that were not imported, because an older checkpoint would become
+    the latest of the run. The import is also refused if a policy or a budget would drop checkpoints because of it. The
+    check against a budget adds up the sizes of the files, because it is not known how much data the files share. An
+    import without new checkpoints is not refused for these reasons.
 
     Args:
         store: The store.
         folder: The folder with the checkpoints.
         run: Name of the run. If None, the run that was given to `Store.open`, or ``main`` if none was given.
-        delete_sources: Delete each source after its copy was read back from the disk and verified.
+        delete_sources: Delete each source when its copy has been read back from the disk and verified.
         progress: Called with the number of bytes done and the total.
 
     Raises:
@@ -250,7 +251,7 @@ def import_history(
     if delete_sources:
         base = foreign(expanded(folder))
         for name, mode in _listed(base):
-            # A killed import renamed this source and did not delete it.
+            # An import that was killed has renamed this source but not deleted it.
             if name.startswith(_DELETING) and not _delete(base / name, mode):
                 skipped[name] = f"{kind_of(mode)}, not left by an import"
     imported: list[CheckpointInfo] = []
@@ -282,7 +283,7 @@ def _where(source: CheckpointFolder) -> StorePath:
 
 
 def _check_run(store: Store, run: str, wanted: list[CheckpointFolder]) -> CheckpointInfo | None:
-    """Raise if the run belongs to a training, or if rules would drop checkpoints after the import.
+    """Raise an error if the run belongs to a training, or if rules would drop checkpoints after the import.
 
     Returns:
         The last imported checkpoint of the run, which the import continues, or None.
@@ -301,7 +302,7 @@ def _check_run(store: Store, run: str, wanted: list[CheckpointFolder]) -> Checkp
 
 
 def _into_another_run(store: Store, run: str, error: CkstoreError) -> CkstoreError:
-    """Return an error with a hint for an import, since the hint of a save names options that an import lacks."""
+    """Return the error with a hint for an import, because the hint for a save names options that an import lacks."""
     name = free_run(context_of(store), run)
     error.hint = f"run={name!r} imports the checkpoints into another run"
     error.command_hint = f"--run {name} imports the checkpoints into another run"
@@ -330,7 +331,7 @@ def _check_rules(store: Store, rules: StoreRules, run: str, new: list[Checkpoint
 
 
 def _candidate(run: str, number: int, source: CheckpointFolder, *, with_metrics: bool) -> Candidate:
-    """Return a checkpoint as retention would find it after its import, committed after all others."""
+    """Return a checkpoint as retention would see it if the import had committed it after all other checkpoints."""
     info = CheckpointInfo(
         id=f"import-{number}",
         run=run,
@@ -381,7 +382,7 @@ def _listing(entries: list[Entry]) -> str:
 
 
 def run_of(store: Store, run: str | None) -> str:
-    """Return `run`, or without it the run of the handle, or ``main``. For ``auto``, return a new run."""
+    """Return `run`, or if it is None, the run given to `Store.open` or ``main``. For ``auto``, return a new run."""
     return store._new_run() if run == AUTO else run or store.run or DEFAULT_RUN  # noqa: SLF001 - as `save` finds it
 
 
@@ -429,7 +430,7 @@ def _why_unread(state: Entry | None) -> str:
 
 
 def _metrics(state: Entry | None, source: CheckpointFolder) -> dict[str, float]:
-    """Return the metrics that the Trainer of transformers logged at the step of a checkpoint. A symlink is ignored."""
+    """Return the metrics that the Trainer of transformers logged at the step of a checkpoint. Ignore a symlink."""
     if state is None or _why_unread(state):
         return {}
     with _reading(state.where):
@@ -458,7 +459,7 @@ def _delete_verified(store: Store, info: CheckpointInfo, source: CheckpointFolde
         msg = f"the copy of {source.path} in the store is damaged: {report.damage[0].what}"
         raise DamagedBlob(msg, hint="the source was not deleted; ckstore verify has details")
     where = _where(source)
-    # The trainer may still write to the source, which then differs from the imported copy.
+    # The trainer may still be writing to the source, which then differs from the imported copy.
     if _listing(_gather(where)) != listing:
         msg = f"{source.path} was written to since it was imported, and was not deleted"
         raise BadInput(msg, hint="import it again under another run")

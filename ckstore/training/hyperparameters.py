@@ -1,4 +1,4 @@
-"""Compare the settings that a program passed to its optimizers with those after a load."""
+"""Compare the settings that a program passed to its optimizers with the settings after a load."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from ckstore.tensors.kinds import is_tensor
 
-# Settings that a program passes. Other members of a group, such as those of schedule-free optimizers, are state.
+# The settings that a program passes. Other members of a group, such as those of schedule-free optimizers, are state.
 _NAMES = (
     "lr",
     "betas",
@@ -27,7 +27,7 @@ _NAMES = (
 )
 _CYCLED = {"betas", "momentum"}
 Settings = dict[str, list[dict[str, Any]]]
-"""Path of an optimizer -> the members of each of its groups."""
+"""Path of an optimizer -> the settings of each of its groups."""
 
 
 def settings_of(optimizers: Any, path: str = "optimizer") -> Settings:
@@ -62,7 +62,7 @@ def overwritten(before: Settings, after: Settings, *, has_scheduler: bool) -> It
 
 
 def _given(group: Mapping[str, Any], name: str) -> Any:
-    # A scheduler keeps its initial rate in `initial_lr`, and changes `lr`.
+    # A scheduler keeps the rate of the program in `initial_lr`, and changes `lr`.
     return group.get("initial_lr", group.get("lr")) if name == "lr" else group.get(name)
 
 

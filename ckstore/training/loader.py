@@ -25,7 +25,7 @@ STATEFUL = f"{_TORCHDATA}.StatefulDataLoader"
 
 
 def description(loader: Any) -> dict[str, Any]:
-    """Return a description of a data loader as metadata. A loader with another description may return other batches."""
+    """Return a description of a data loader for metadata. Loaders with other descriptions may return other batches."""
     found: dict[str, Any] = {"class": type(loader).__name__}
     for name in ("batch_size", "num_workers", "drop_last"):
         value = getattr(loader, name, None)
@@ -40,7 +40,7 @@ def description(loader: Any) -> dict[str, Any]:
     sampler = getattr(loader, "sampler", None)
     if sampler is not None:
         found["sampler"] = type(sampler).__name__
-        # Samplers that compute their order from a seed do not draw it from the restored random states.
+        # Record the seed of a sampler that computes its order from a seed, because random states do not restore it.
         seed = getattr(sampler, "seed", None)
         if isinstance(seed, int):
             found["sampler_seed"] = seed
@@ -72,7 +72,7 @@ def _is_prepared(loader: Any) -> bool:
 
 
 def begin(loader: Any) -> None:
-    """Create the iterator of a loader of torchdata, if it has no iterator, as its first ``state_dict()`` does.
+    """Create the iterator of a torchdata loader that has none, as the first ``state_dict()`` of the loader does.
 
     This draws random numbers, so it must precede reading and setting random states.
     """
@@ -88,9 +88,9 @@ def place(loader: Any, parts: Collection[Any] = ()) -> dict[str, Any]:
         parts: The captured parts, which may include the sampler of the loader.
 
     Returns:
-        ``epoch`` is the epoch of its sampler, or None. ``begun`` is whether the loader keeps an iterator. ``read`` is
-        the number of samples of the epoch that this rank has read and may read again, or 0 between two epochs, if it is
-        unknown, or if the position is in `parts`.
+        ``epoch`` is the epoch of the sampler, or None. ``begun`` states whether the loader keeps an iterator. ``read``
+        is the number of samples of the epoch that this rank has read and may read again. It is 0 between two epochs, if
+        the number is unknown, and if a sampler in `parts` has the position.
     """
     epoch = getattr(getattr(loader, "sampler", None), "epoch", None)
     batches = 0 if _is_placed_by(parts, loader) else _batches_read(loader)
@@ -102,7 +102,7 @@ def place(loader: Any, parts: Collection[Any] = ()) -> dict[str, Any]:
 
 
 def place_misfit(loader: Any, saved: Mapping[str, Any]) -> str:
-    """Return why a loader cannot use the position of a loader with this description, or an empty string if it can."""
+    """Return why a loader cannot use the position of the loader described by `saved`, or an empty string if it can."""
     now = getattr(loader, "num_workers", None)
     if not _is_of(_TORCHDATA, "StatefulDataLoader", loader) or saved.get("num_workers") == now:
         return ""
@@ -112,14 +112,14 @@ def place_misfit(loader: Any, saved: Mapping[str, Any]) -> str:
 
 
 def reading(loader: Any, place: Mapping[str, Any], before_world_size: int, world_size: int) -> Iterator[str]:
-    """Yield how many samples of an unfinished epoch will be read again, or never, on this number of ranks."""
+    """Yield a sentence if samples of an unfinished epoch will be read twice or never on this number of ranks."""
     shares = _is_of("torch.utils.data", "DistributedSampler", getattr(loader, "sampler", None))
     if not place["read"] or (is_stateful(loader) and (before_world_size == world_size or not shares)):
         return
     count = length_of(loader.dataset) or sys.maxsize
     shares = shares or isinstance(loader.sampler, ElasticSampler)
-    # If the ranks share one order, all of them together have read its first samples. Otherwise, each rank has read the
-    # first samples of its own order.
+    # If the ranks share one order, all ranks together have read the first samples of this order. Otherwise, each rank
+    # has read the first samples of its own order.
     read = min(place["read"] * (before_world_size if shares else 1), count)
     begin = min(place["read"] * world_size, count)
     whose = "the epoch" if shares or before_world_size == 1 else "the epoch on each rank"
@@ -130,7 +130,7 @@ def reading(loader: Any, place: Mapping[str, Any], before_world_size: int, world
 
 
 def position_change(read: int, begin: int, whose: str) -> Iterator[str]:
-    """Yield how many samples are read again, or never, if a run that has read `read` of them continues at `begin`."""
+    """Yield a sentence if a run that has read `read` samples and continues at `begin` reads some twice or never."""
     if read > begin:
         yield f"{counted(read - begin, 'sample')} of {whose} will be read a second time"
     elif read < begin:
@@ -159,8 +159,8 @@ def set_place(loader: Any, place: Mapping[str, Any], generators: Mapping[str, An
         set_epoch(place["epoch"])
     if not place["begun"]:
         return
-    # A loader draws a seed, and maybe an order, when it creates its iterator. So create the iterator before the states
-    # of the saved run are set.
+    # A loader draws a seed, and maybe an order, when it creates its iterator. So create the iterator before setting the
+    # states of the saved run.
     begin(loader)
     if not is_stateful(loader) and _has_persistent_workers(loader):
         iter(loader)  # the next `iter` begins an epoch with the same workers, and draws no seed
@@ -170,7 +170,7 @@ def set_place(loader: Any, place: Mapping[str, Any], generators: Mapping[str, An
 
 
 def first_private(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the states of generators that a checkpoint of version 1 has for a loader without its own state."""
+    """Return the states of generators that a capture of version 1 has for a loader without its own state."""
     generator = state.get("generator")
     return {} if generator is None else {"dataloader.generator": {"kind": "torch cpu", "state": generator}}
 
@@ -181,7 +181,7 @@ def is_of_torchdata(loader: Any) -> bool:
 
 
 def losses(loader: Any, parts: Collection[Any] = ()) -> Iterator[str]:
-    """Yield the aspects of a started data loader that cannot be captured, one sentence each, with the remedy.
+    """Yield one sentence, with the remedy, for each aspect of a started data loader that cannot be captured.
 
     `parts` are the captured parts, which may include the sampler of the loader.
     """
@@ -195,7 +195,7 @@ def losses(loader: Any, parts: Collection[Any] = ()) -> Iterator[str]:
     elif _is_of(_NODES, "Loader", loader):
         yield from _losses_of_nodes(loader)
     elif not is_stateful(loader):
-        # A loader that is not of torch does not report its position.
+        # The position of a loader of another library than torch is unknown.
         is_torch = _is_of("torch.utils.data", "DataLoader", loader)
         if not is_torch or (is_inside_epoch(loader) and not _is_placed_by(parts, loader)):
             yield (
@@ -228,7 +228,7 @@ def _losses_of_torchdata(loader: Any) -> Iterator[str]:
 
 
 def _losses_of_nodes(loader: Any) -> Iterator[str]:
-    """Yield a sentence for each sampler whose order is not in the state of a loader of torchdata's nodes."""
+    """Yield a sentence for each sampler whose order is not in the state of a `torchdata.nodes.Loader`."""
     waiting, seen = [loader.root], set[int]()
     while waiting and len(seen) < _NODES_MOST:
         node = waiting.pop()
@@ -240,8 +240,8 @@ def _losses_of_nodes(loader: Any) -> Iterator[str]:
         elif _is_of(_NODES, "BaseNode", node):
             waiting += vars(node).values()
         sampler = getattr(node, "sampler", None) if _is_of(_NODES, "SamplerWrapper", node) else None
-        # After a resume, a SamplerWrapper draws a new order from the sampler. It skips the first samples of this order,
-        # as many as it had returned before, but these are other samples.
+        # After a resume, a SamplerWrapper draws a new order from the sampler. It skips as many samples of this order as
+        # it returned before the save, but these are other samples.
         if sampler is not None and not hasattr(sampler, "set_epoch") and _draws_order(sampler):
             yield (
                 f"{type_name(type(sampler))} in a SamplerWrapper returns the rest of the epoch in another order, so "
@@ -261,14 +261,14 @@ def _has_persistent_workers(loader: Any) -> bool:
 
 
 def _kept_iterator(loader: Any) -> Any:
-    """Return the iterator that a loader with persistent workers or of torchdata keeps, or None."""
+    """Return the iterator that a loader keeps if it has persistent workers or is of torchdata, otherwise None."""
     return getattr(loader, "_iterator", None)
 
 
 def _is_placed_by(parts: Collection[Any], loader: Any) -> bool:
-    """Whether one of `parts` is the sampler of a loader without a state, and has its position."""
+    """Whether one of `parts` is the sampler of a loader, and its position is that of the loader."""
     sampler = getattr(loader, "sampler", None)
-    # Worker processes read ahead, so that the sampler is ahead of the batches that the loader has returned.
+    # Worker processes read ahead, so the sampler is then ahead of the batches that the loader has returned.
     reads_ahead = getattr(loader, "num_workers", 0) > 0
     return isinstance(sampler, ElasticSampler) and not reads_ahead and any(part is sampler for part in parts)
 
@@ -286,11 +286,11 @@ def _draws_nothing(dataset: Any) -> bool:
 
 
 def _placeless(sampler: Any) -> Any:
-    """Return the sampler whose order the loader of torchdata does not continue, or None if it does."""
+    """Return the sampler whose order a loader of torchdata does not continue, or None if it continues the order."""
     of_torchdata = f"{_TORCHDATA}.sampler"
     if is_stateful(sampler) or _is_of(of_torchdata, "RandomSampler", sampler):
         return None
-    # The batch sampler of torchdata keeps the state of its sampler. The one of torch does not.
+    # The batch sampler of torchdata keeps the state of its sampler. The batch sampler of torch does not.
     if _is_of(of_torchdata, "BatchSampler", sampler):
         return _placeless(sampler.sampler)
     return sampler if _draws_order(sampler) else None
@@ -328,7 +328,7 @@ def _batches_read(loader: Any) -> int:
 def _iterators(sampler: Any) -> Iterator[Mapping[str, Any]]:
     """Yield the members of each iterator of torch that draws from a sampler."""
     for value in gc.get_referrers(sampler):
-        # Depending on the version of Python, the referrer is the dict of an object or the object.
+        # Depending on the version of Python, the referrer is an object or the dict of an object.
         members = value if isinstance(value, dict) else getattr(value, "__dict__", {})
         if members.get("_index_sampler") is sampler and "_num_yielded" in members:
             yield members

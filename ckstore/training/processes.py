@@ -1,4 +1,4 @@
-"""The processes (ranks) of a training: which one this is, the values of each, and operations that involve all of them.
+"""The ranks (processes) of a training: the rank of this process, the values of each rank, and operations of all ranks.
 
 Other modules need not know how processes are numbered.
 """
@@ -17,8 +17,8 @@ T = TypeVar("T")
 
 
 def _group() -> Any:
-    """Return `torch.distributed` if this process is in a group of several."""
-    # Do not import it, because a script without a group should not wait for the import.
+    """Return `torch.distributed` if this process is in a group of several processes, otherwise None."""
+    # Do not import the module, because a script without a group should not wait for the import.
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None
@@ -37,13 +37,13 @@ def world_size() -> int:
 
 
 def is_first() -> bool:
-    """Whether this process is the one that warns for all."""
+    """Whether this process is rank 0, which issues warnings for all ranks."""
     return rank_and_world()[0] == 0
 
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    """Gathered instead of the value of a rank on which a call failed.
+    """The value that a rank sends to `gather` if a call has failed on this rank.
 
     Attributes:
         act: The name of the call.
@@ -58,7 +58,7 @@ def gather(value: object) -> dict[int, Any]:
     """Return the `value` of each rank, by rank. All ranks must call this.
 
     Raises:
-        RankFailed: A rank raised an error in `failing_together` instead.
+        RankFailed: Another rank has raised an error in `failing_together`.
     """
     gathered = _gather(value)
     failed = {rank: other for rank, other in gathered.items() if isinstance(other, _Failure)}
@@ -79,9 +79,10 @@ def _gather(value: object) -> dict[int, Any]:
 
 @contextmanager
 def failing_together(act: str) -> Iterator[None]:
-    """Raise an error of the block also on the other ranks, which have reached the next `gather` or will reach it.
+    """Send an error of the block to the other ranks, in which the next `gather` then raises it.
 
-    Without it, they would wait there until the timeout of their process group. All ranks must use this together.
+    Without this, the other ranks would wait in `gather` until the timeout of the process group. All ranks must use this
+    together.
     """
     try:
         yield
@@ -102,7 +103,7 @@ def by_key(values: Mapping[int, T]) -> dict[str, T]:
 
 def own_key(ranks: Collection[int]) -> str:
     """Return the key of the values that this process uses in a captured state. `ranks` are the captured ranks."""
-    # A new rank uses the states of rank 0, so that states that are equal on all ranks remain equal.
+    # A rank without captured states uses those of rank 0, so that states that are equal on all ranks remain equal.
     rank = rank_and_world()[0]
     return _key(rank if rank in ranks else 0)
 
@@ -128,11 +129,11 @@ def once_for_all(act: Callable[[], T]) -> T:
     torch_checkpoint = sys.modules.get("torch.distributed.checkpoint.api")
     # `CheckpointException` of torch is not an `Exception`.
     errors = (Exception,) if torch_checkpoint is None else (Exception, torch_checkpoint.CheckpointException)
-    # The other ranks wait in the broadcast below. Without the error, they would wait until its timeout.
+    # The other ranks wait in the broadcast below. If rank 0 did not send an error, they would wait until the timeout.
     if group.get_rank() == 0:
         try:
             outcome[0] = act()
-        except errors as error:  # the other ranks wait, and must raise it as well
+        except errors as error:  # all ranks raise it below
             failure = error
             kept = isinstance(error, CkstoreError)
             outcome[1] = error if kept else CkstoreError(f"rank 0: {type(error).__name__}: {error}")

@@ -30,7 +30,7 @@ from ckstore.training.rng import random_states, set_random_states
 @brief()
 @dataclass(frozen=True, slots=True)
 class ResumeReport:
-    """The result of `restore`. Its text lists what will not continue exactly. A `CkstoreWarning` reports the same.
+    """The result of `restore`. Its text lists the aspects that will not continue exactly, as does a `CkstoreWarning`.
 
     Attributes:
         info: The checkpoint.
@@ -58,7 +58,7 @@ class ResumeReport:
 
 
 class _Receiver:
-    """Receives a state as it is in the checkpoint."""
+    """Receives a state of a checkpoint unchanged."""
 
     def __init__(self) -> None:
         self.state: Any = None
@@ -107,12 +107,12 @@ def restore(
     """Load a captured state into the objects of a run, in place. Every rank must call this.
 
     Names, shapes and dtypes are compared before any object is changed. Random states are set last. If the ranks restore
-    different checkpoints, because one of them skipped a damaged checkpoint, the report of each rank says so. An
-    error on one rank becomes an error on all of them.
+    different checkpoints, because one of them skipped a damaged checkpoint, the report of each rank lists the
+    checkpoints. If `restore` fails on one rank, it raises an error on all ranks.
 
     Args:
         store: The store.
-        ref: Which checkpoint. As in `Store.load`, ``latest-valid`` skips damaged ones.
+        ref: The checkpoint to restore. As in `Store.load`, ``latest-valid`` skips damaged checkpoints.
         model: The object that was passed to `capture`, wrapped or not. The same applies to all other parts.
         optimizer: See `model`.
         scheduler: See `model`.
@@ -124,13 +124,13 @@ def restore(
         parts: Any other part by its name in `capture`, such as ``ema=ema``.
 
     Raises:
-        NoSuchRef, AmbiguousRef: The ref does not name one checkpoint.
-        BadInput: `capture` did not make the checkpoint, nothing can be loaded into a part, or accelerate prepared the
-            data loader without `use_stateful_dataloader`.
+        NoSuchRef, AmbiguousRef: The ref names no checkpoint, or several checkpoints.
+        BadInput: The checkpoint does not contain the result of `capture`, nothing can be loaded into a part, or
+            accelerate prepared the data loader without `use_stateful_dataloader`.
         DoesNotFit: The checkpoint lacks a part, or a part differs from its object.
-        DamagedBlob: Data is damaged. The objects may hold a part of the state. With ``latest-valid``, the previous
-            checkpoint is then restored into them. If that one lacks one of the parts, `BadInput` is raised.
-        RankFailed: It failed on another rank. The objects of this rank may hold the state.
+        DamagedBlob: Data is damaged, and the objects may hold a part of the state. With ``latest-valid``, the previous
+            checkpoint is restored instead. If the previous one lacks one of the parts, `BadInput` is raised.
+        RankFailed: `restore` failed on another rank. The objects of this rank may already hold the restored state.
     """
     with failing_together("restore"):
         if isinstance(store, str | os.PathLike | None):
@@ -210,7 +210,7 @@ def _restore_from(
     if record["extra"]:
         # Use a receiver, because `load_into` fills existing objects, and there are none for extra values.
         target["extra"] = extra
-    # Do this before the load, which may change these parts from its first byte on.
+    # Record the parts before the load, which may change them as soon as it begins.
     begun |= dict.fromkeys(restored, info.name)
     cast: Mapping[str, str] = {}
     given = settings_of(parts.get("optimizer"))
@@ -249,11 +249,11 @@ def _restore_from(
 
 
 def _load_into(store: Store, target: dict[str, Any], info: CheckpointInfo, select: list[str]) -> Mapping[str, str]:
-    """Load these names, and return the converted values."""
+    """Load the names in `select`, and return the converted values."""
     try:
         return store.load_into(target, info, select=select).cast
     except DoesNotFit as error:
-        # The hint has arguments of `load_into` that `restore` does not have.
+        # The hint of `load_into` names arguments that `restore` does not have.
         error.hint = f"store.load_into loads a part that differs: {error.hint}"
         raise
 
@@ -261,7 +261,7 @@ def _load_into(store: Store, target: dict[str, Any], info: CheckpointInfo, selec
 def _refuse_missing(info: CheckpointInfo, missing: tuple[str, ...], begun: dict[str, str], *, strict: bool) -> None:
     """Raise if a checkpoint lacks a part that may hold data of a damaged checkpoint, or, with `strict`, any part."""
     for name in missing:
-        # This object may hold some data of a damaged checkpoint. The training would continue with a mixture.
+        # The object may hold some data of a damaged checkpoint, so the training would continue with mixed states.
         if name in begun:
             msg = f"{info.name} holds no {name}, and your {name} may hold a part of {begun[name]}, which is damaged"
             raise BadInput(msg, hint=f"build all parts again, then restore {info.name}")
@@ -272,7 +272,7 @@ def _refuse_missing(info: CheckpointInfo, missing: tuple[str, ...], begun: dict[
 
 
 def _set_values(part: Any, loaded: Any) -> None:
-    """Set the plain values in the dict of a program to those that were loaded into its copy without wrappers."""
+    """Copy the plain values that were loaded into the unwrapped copy of a dict to the dict of the program."""
     if part is loaded or not isinstance(part, dict):
         return
     for name, value in loaded.items():
@@ -285,8 +285,8 @@ def _set_values(part: Any, loaded: Any) -> None:
 
 def _set_rates(schedulers: Any) -> None:
     """Set the learning rates in the optimizers of schedulers to those of the checkpoint."""
-    # A new scheduler sets the rate of its optimizer to that of the first step. Loading its state does not change the
-    # rate. The rate is correct if the optimizer is restored in the same call or later.
+    # A new scheduler sets the rate of its optimizer to the rate of the first step, and loading the state of the
+    # scheduler does not change that rate. Only a restore of the optimizer, in the same call or later, corrects it.
     if isinstance(schedulers, dict | list | tuple):
         for one in schedulers.values() if isinstance(schedulers, dict) else schedulers:
             _set_rates(one)

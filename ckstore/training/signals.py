@@ -12,22 +12,22 @@ from ckstore.ops.pace import process_ends_in
 _came: set[int] = set()
 """The received signals. A handler changes this set, and may run between any two instructions of the program."""
 _GRACE_S = 20.0
-"""Slurm and Kubernetes kill a process 30 s after SIGTERM by default. Docker kills it after 10 s: pass less there."""
+"""By default, Slurm and Kubernetes kill a process 30 s after SIGTERM. Docker does so after 10 s and needs less time."""
 
 
 def should_stop() -> bool:
-    """Whether the process has received a signal of `stop_on_signals` since the call of `stop_on_signals`."""
+    """Whether the process has received one of the signals since `stop_on_signals` was called."""
     return bool(_came)
 
 
 def stop_on_signals(*signals: int, grace_s: float = _GRACE_S) -> None:
-    """Handle these signals, or SIGTERM, by setting the flag that `should_stop` returns.
+    """Set the flag that `should_stop` returns when one of these signals, by default SIGTERM, arrives.
 
     After the signal, a save of this process that fails for a transient reason or on a full disk is retried until
     `grace_s` seconds have passed. A save with its own `try_for_s` is retried for that time instead.
 
     Args:
-        signals: The numbers of the signals. Without any, SIGTERM.
+        signals: The numbers of the signals. If there are none, SIGTERM.
         grace_s: How many seconds after the signal saves may continue. Subtract the time that the process needs for
             other work from the time until it is killed.
 

@@ -15,7 +15,7 @@ class StatefulDataset:
 
     `StatefulDataLoader` of torchdata saves the state of the data set in each worker process, and loads it after a
     resume. Augmentation with ``random``, NumPy or torch then continues exactly inside an epoch. Each batch carries this
-    state, about 10 kB.
+    state, which takes about 10 kB.
 
     Args:
         dataset: A data set with ``__len__`` and ``__getitem__``. If it has its own state, that state is also saved.
@@ -39,7 +39,7 @@ class StatefulDataset:
         return getattr(self.dataset, name)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the random states of this process, those of the generators in the data set, and its own state."""
+        """Return the random states of this process and of the generators in the data set, and the data set's state."""
         own = {"dataset": self.dataset.state_dict()} if is_stateful(self.dataset) else {}
         return {"random": random_states(), "generators": states_of(self._found()), **own}
 

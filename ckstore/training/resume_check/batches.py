@@ -36,7 +36,7 @@ def record_batches(loader: Any, note: Callable[[Any], None]) -> None:
         # Create the iterator immediately, as the loader does, so that it draws random numbers at the same moment.
         return _Recorded(kind.__iter__(self), note)
 
-    # The class has the same name, because capture and restore compare loaders by class name.
+    # Give the new class the same name, because capture and restore compare loaders by class name.
     names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
     try:
         loader.__class__ = types.new_class(

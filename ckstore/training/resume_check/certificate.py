@@ -27,12 +27,12 @@ class FirstDifference:
     """The first difference of a training from the uninterrupted one.
 
     Attributes:
-        step: The step in which it differs. With `after_restore`, the step after which the training was saved.
+        step: The step in which the trainings differ. With `after_restore`, the step after which the training was saved.
         after_restore: Whether the restored state differs from the saved one before any step.
-        kind: The first different kind of ``batch``, ``random state``, ``loss``, ``metric``, ``gradient``, ``model``,
-            ``optimizer``, ``scheduler`` and ``part``. It is ``position`` if one training ends, or ends an epoch, and
-            the other one has a step.
-        names: The different names, such as ``model.0.weight``, in the order of the parts.
+        kind: The first of these kinds of values that differs: ``batch``, ``random state``, ``loss``, ``metric``,
+            ``gradient``, ``model``, ``optimizer``, ``scheduler``, ``part``. It is ``position`` if one training ends, or
+            ends an epoch, where the other training has a step.
+        names: The names of the values that differ, such as ``model.0.weight``, in the order of the parts.
         expected: The value of the first name in the uninterrupted training. For a tensor, its type, shape and digest.
         found: The value of the first name in this training.
         numbers: Name of a tensor or a loss -> its distance. ``largest_absolute`` is the largest absolute difference of
@@ -77,7 +77,7 @@ class FirstDifference:
 
 
 def _named(name: str) -> str:
-    """Return a name for users. It marks the name of an object that belongs to no part."""
+    """Return a name in the form for users, with a remark if the object belongs to no part."""
     return f"{name.removeprefix(VARIABLE)} (not a part)" if name.startswith(VARIABLE) else name
 
 
@@ -99,9 +99,9 @@ class CheckedPoint:
             - ``part``, if the restored state of a part differs from the saved one,
             - ``variable``, if a number that the loop uses differs,
             - ``own load``, if the loop restores with its own function, and
-            - ``ckstore``, if `restore` reported the resume as exact. This is a bug in ckstore, or in a state that the
-              check does not see.
-        suspects: For ``left out`` and ``variable``, the names of these variables.
+            - ``ckstore``, if `restore` reported the resume as exact. This is a bug in ckstore, unless the training has
+              a state that the check does not see.
+        suspects: For ``left out`` and ``variable``, the names of the objects or variables.
         losses: The losses of the resumed training.
     """
 
@@ -147,7 +147,7 @@ class CheckedPoint:
 @brief("verdict", "factory", "points", "difference")
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """The result of `check`. Its text has a few lines.
+    """The result of `check`. Its text is a summary of a few lines.
 
     Attributes:
         factory: The function that made the loop.
@@ -161,7 +161,7 @@ class CheckReport:
         atol: The absolute tolerance. It is 0 if the profile is exact.
         ignored: The patterns of names that may differ.
         losses: The losses of the uninterrupted training, from the first step on.
-        rates: The learning rates of the uninterrupted training after each step, of each group of each optimizer.
+        rates: For each step of the uninterrupted training, the learning rates of all groups of all optimizers after it.
         sees_batches: Whether batches were compared.
         provenance: The versions of Python and of packages, and the revision of the code.
         duration_s: The duration of the check in seconds.

@@ -78,10 +78,10 @@ def check(
 ) -> CheckReport:
     """Return whether a training continues exactly after a resume, and the first difference if it does not.
 
-    This runs the uninterrupted training twice, the training with saves, and a resumed training for each saved point.
-    Each of them runs in a fresh Python process. After each step, it compares batches, random states, loss, gradients,
-    the states of all parts, and the states of other objects that the loop uses. Checkpoints are in a temporary store.
-    It cannot check a training on several ranks.
+    The check runs the uninterrupted training twice, the training with saves once, and a resumed training for each saved
+    point. Each training runs in a fresh Python process. After each step, the check compares batches, random states,
+    loss, gradients, the states of all parts, and the states of other objects that the loop uses. Checkpoints are saved
+    to temporary stores. A training on several ranks cannot be checked.
 
     Args:
         make_loop: A function of a module that returns a `Loop`, or its name, ``module:function`` or
@@ -95,19 +95,20 @@ def check(
         rtol: For ``tolerant``, the tolerance relative to the number in the uninterrupted training, or to the largest
             element of a tensor.
         atol: For ``tolerant``, the absolute tolerance.
-        ignore: Names that may differ, such as ``meter``, with all names below them. They may be shell patterns.
-        seed: Seed of the random generators of Python, NumPy and torch before the loop is made. The resumed process gets
-            another seed, because a real resumed process has drawn other numbers.
+        ignore: Names that may differ, such as ``meter``, or shell patterns of such names. All names below them may also
+            differ.
+        seed: The seed for the random generators of Python, NumPy and torch, which is set before the loop is made. The
+            resumed process gets another seed, because a real resumed process has drawn other numbers.
         timeout_s: Maximum duration of one process, in seconds.
-        directory: A directory for the temporary store. It must have free space for two checkpoints. If None, the
+        directory: A directory for the temporary stores. It must have free space for two checkpoints. If None, the
             default directory of `tempfile`.
-        arguments: The arguments in ``sys.argv`` of `make_loop`, after the name of the program.
+        arguments: The arguments that `make_loop` finds in ``sys.argv``, after the name of the program.
         progress: Called with a sentence before each process.
 
     Raises:
         BadInput: An argument is invalid, a fresh process cannot import `make_loop`, or `make_loop` returns no `Loop`.
             It is also raised if the loop yields no loss or ends too early.
-        LoopFailed: The loop raised an error, its process died, or it did not end in time. The message has its
+        LoopFailed: The loop raised an error, its process died, or it did not end in time. The message contains the
             traceback.
     """
     if IN_CHECK in os.environ:
@@ -236,7 +237,7 @@ class _Check:
 
     def _resume(self, point: str, index: int, task: Task, saved: Mapping[str, Any], store: str) -> CheckedPoint:
         name = f"resumed-{point}"
-        # Use another seed, because a real new process has drawn other numbers than the saved one.
+        # Use another seed, because a real new process has drawn other random numbers than the saved process.
         resuming = replace(task, seed=task.seed + 1, restores=store, saved=saved, first=index)
         what = "the training that is resumed" + (" at the end of an epoch" if point == "epoch" else "")
         records, result = self._run(self._keeping(resuming, name), name, what)
@@ -278,12 +279,12 @@ class _Check:
         name: str,
         first: int = 0,
     ) -> FirstDifference:
-        """Return a difference in words. If tensors differ, it includes their distance."""
+        """Return a mismatch as a `FirstDifference`, which includes the distance if tensors differ."""
         before, after = expected[found.index], records[found.index]
         kept = self._folder / f"tensors-{name}"
         numbers: Mapping[str, Any] = {one: after.far[one] for one in found.names if one in after.far}
         if not numbers and found.kind in _TENSOR_KINDS and kept.exists():
-            # No file has the tensors of the uninterrupted training at this record, so run it again up to this record.
+            # The tensors of the uninterrupted training at this record were not kept, so repeat it up to this record.
             task = replace(self._task, last=first + found.index, tensors=str(kept), names=found.names)
             _, result = self._run(task, f"explaining-{name}", "the uninterrupted training, to compare tensors")
             numbers = result["numbers"]
@@ -304,7 +305,7 @@ def _chosen(reference: Sequence[Observation], steps: int, points: Collection[str
         "step": next((at for at, one in enumerate(reference) if one.position == "step" and one.step == steps), None),
         "epoch": next((at for at, one in enumerate(reference) if one.position == EPOCH_END), None),
     }
-    # A point that no step follows proves nothing.
+    # A save that no step follows cannot be checked.
     usable = {
         point: at
         for point, at in of.items()
@@ -348,7 +349,7 @@ def _cause(
 def _left_out(
     expected: Sequence[Observation], records: Sequence[Observation], index: int, ignored: Ignored
 ) -> Iterator[str]:
-    """Yield each variable whose object is not a part and differs, up to the first difference."""
+    """Yield the name of each variable whose object is not a part and differs, up to the record `index`."""
     for before, after in zip(expected[: index + 1], records[: index + 1], strict=True):
         for kind in STATE:
             for name in differing(before, after, kind):

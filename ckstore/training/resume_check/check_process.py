@@ -75,7 +75,7 @@ class _Worker:
         return {**self.result, "records": [one.to_json() for one in self._records]}
 
     def _doing(self, what: str) -> None:
-        # The waiting process reads this if this process is killed.
+        # The process that waits for this one reads the file if this one is killed.
         self.result["doing"] = what
         Path(self._task.folder, DOING).write_text(what, encoding="utf-8")
 
@@ -201,7 +201,7 @@ def _failure(error: BaseException) -> dict[str, str]:
 def main(path: str) -> None:
     """Run the task in a file, write the result into its folder, and end this process."""
     task = Task.from_json(json.loads(Path(path).read_text(encoding="utf-8")))
-    # This writes the stacks of all threads to stderr, even if the interpreter itself hangs.
+    # After the timeout, this writes the stacks of all threads to stderr, even if the interpreter itself hangs.
     faulthandler.dump_traceback_later(task.timeout_s, exit=True)
     sys.argv = [*task.arguments]
     result: dict[str, Any]
@@ -213,7 +213,7 @@ def main(path: str) -> None:
     except BaseException as error:  # noqa: BLE001 - whatever the loop raises is reported by the process that waits
         result = {} if worker is None else worker.finish()
         raised_in = [frame for frame, _ in traceback.walk_tb(error.__traceback__)][-1].f_code.co_filename
-        # A BadInput of the loop's own calls is a failure of the loop.
+        # A BadInput from a call that the loop itself makes is a failure of the loop.
         if isinstance(error, BadInput) and raised_in.startswith(_OWN):
             result["refused"] = {"message": error.message, "hint": error.hint}
         else:

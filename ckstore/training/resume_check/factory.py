@@ -25,7 +25,7 @@ class Factory:
 
     Attributes:
         module: The name of the module, or the path of its file.
-        attribute: The name of the function in it.
+        attribute: The name of the function in the module.
     """
 
     module: str

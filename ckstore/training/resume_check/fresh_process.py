@@ -24,7 +24,7 @@ _START = (
     "from ckstore.training.resume_check.check_process import main; main(sys.argv[1])"
 )
 _MARGIN_S = 10.0
-"""Seconds that a process has after its timeout to print its stack and end, even on a busy machine."""
+"""Seconds that a process has after its timeout to print its stack and end. It is sufficient on a busy machine."""
 _KILLED_S = 10.0
 """Seconds to wait for a killed process. It ends immediately unless it waits for a dead disk or a debugger holds it."""
 _POLL_S = 0.02
@@ -56,7 +56,7 @@ def run(task: Task, folder: Path, what: str) -> dict[str, Any]:
             stdout=said,
             stderr=said,
             env={**os.environ, IN_CHECK: "1"},
-            # The data loader of the task may start workers. In a process group, all of them can be killed together.
+            # The data loader of the task may start workers. All processes of a group can be killed together.
             start_new_session=True,
         )
         try:

@@ -13,7 +13,7 @@ from ckstore.tensors.refusals import type_name
 from ckstore.training.restore import ResumeReport
 
 EPOCH_END = "end of an epoch"
-"""The value that a training loop yields between two epochs, where it may be saved."""
+"""The value that a training loop yields between two epochs, where the training may be saved."""
 
 
 @brief()

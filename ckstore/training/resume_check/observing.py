@@ -30,9 +30,9 @@ from ckstore.training.rng import random_states
 
 _XXH3 = ALGORITHMS["xxh3_128"]
 _TEXT_CHARS = 80
-"""The maximum length of a recorded text, in characters. Only the digest of a longer one is kept."""
+"""The maximum length of a recorded text, in characters. Only the digest of a longer text is kept."""
 _LOADERS = ("torch.utils.data", "torchdata")
-"""Modules of objects whose ``state_dict()`` may draw random numbers. Their batches are recorded instead."""
+"""Modules of loaders, whose ``state_dict()`` may draw random numbers. The batches are recorded instead."""
 _PLAIN = (bool, int, float, str)
 _NO_STATE = (types.ModuleType, types.BuiltinFunctionType, types.FunctionType, type)
 _NONE: Mapping[str, Any] = MappingProxyType({})
@@ -90,7 +90,7 @@ class Observer:
         return Observation(position, step, {kind: found for kind, found in values.items() if found}, tuple(left_out))
 
     def tensors(self, names: tuple[str, ...] | None = None) -> dict[str, Any]:
-        """Return the current tensors of these names, or all tensors of the parts. Call `record` first."""
+        """Return the tensors with these names at the last call of `record`, or all tensors if `names` is None."""
         return {
             name: leaf
             for name, leaf in self._tensors.items()
@@ -117,7 +117,7 @@ class Observer:
         return found | {path: digest_of(state) for path, state in states_of({**mine, **left_out}).items()}
 
     def _left_out(self, variables: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the objects with a state that a variable refers to and that belong to no part, by path."""
+        """Return, by path, the objects with a state to which a variable refers and which belong to no part."""
         mine, _ = find_objects(self._parts, _has_state)
         known = set(map(id, mine.values()))
         known |= {id(inner) for one in mine.values() if is_module(one) for inner in one.modules()}
@@ -128,7 +128,7 @@ class Observer:
 def variables_of(function: Any) -> dict[str, Any]:
     """Return the variables that a function refers to: its closure, its object, and globals of its module.
 
-    The result includes the variables of functions of its module that it calls.
+    The variables of functions in the same module that it calls are included.
     """
     found: dict[str, Any] = {}
     waiting, seen = [function], set()
@@ -182,7 +182,7 @@ def _kind(name: str, part: Any) -> str:
 
 
 def _numbers(variables: Mapping[str, Any], loop: Loop) -> dict[str, str]:
-    """Return the plain values of variables, and the tensors of variables that outlive a step."""
+    """Return the plain values of variables and of `extra`, and the tensors of variables that outlive a step."""
     mine = {name: value for name, value in variables.items() if type(value) in _PLAIN}
     lasting = variables_of(loop.train).items()
     tensors = {name: value for name, value in lasting if is_tensor(value) or is_array(value)}
@@ -240,7 +240,7 @@ def _flat_optimizer(optimizer: Any, name: str, owners: Mapping[int, str]) -> Ite
 
 
 def digest_of(value: Any) -> str:
-    """Return one digest of a nested value. The digest covers only the class of an object that is not data."""
+    """Return one digest of a nested value. If an object in it is not data, only the class of the object is included."""
     texts = (f"{name} {text_of(leaf)}" for name, leaf in flat(value, "", {}))
     return _XXH3.digest("\n".join(texts).encode("utf-8", "surrogatepass"))
 
@@ -285,6 +285,6 @@ def _digest_of_tensor(tensor: Any) -> str:
 def tensors_apart(
     before: Mapping[str, Any], after: Mapping[str, Any], distance: Callable[[Any, Any], dict[str, Any]]
 ) -> dict[str, dict[str, Any]]:
-    """Return the distance of the two tensors of each name. Names without a distance are omitted."""
+    """Return, for each name, the distance between the two tensors. Names without a distance are omitted."""
     found = {name: distance(before[name], after[name]) for name in after if name in before}
     return {name: numbers for name, numbers in found.items() if numbers}

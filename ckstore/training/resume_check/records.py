@@ -1,4 +1,4 @@
-"""The records of a process of the check after each step, and the first difference of two recordings."""
+"""The records that a process of the check makes after each step, and the first difference between two recordings."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 KINDS = ("batch", "random state", "loss", "metric", "gradient", "model", "optimizer", "scheduler", "part")
-"""The kinds of values, in the order in which a difference spreads through a step. The first one indicates its cause."""
+"""The kinds of values, in the order in which a difference spreads in a step. The first that differs shows the cause."""
 STATE = ("random state", "model", "optimizer", "scheduler", "part")
 """The kinds that a checkpoint stores."""
 VARIABLE = "variable "
 """The prefix of the name of an object that a variable of the loop refers to and that is not a part."""
 RESUMED = "resumed"
-"""The position of the record that is made directly after a restore."""
+"""The `position` of the record that is made directly after a restore."""
 NUMBER = "number"
 """The kind of plain values of variables. They may differ in an exact resume, so they only explain a difference."""
 _FLOATING = ("float", "bfloat", "complex", "bcomplex")
@@ -40,7 +40,7 @@ class Tolerance:
         return self.rtol == self.atol == 0.0
 
     def covers(self, difference: float, size: float) -> bool:
-        """Whether a difference from a number of this size is small enough. Always False for nan."""
+        """Whether a difference from a number of this size is small enough. Always False for NaN."""
         return difference <= self.atol + self.rtol * size
 
 
@@ -81,9 +81,9 @@ class Mismatch:
 
     Attributes:
         index: The index of the record in the recording.
-        kind: The first of `KINDS` that differs. It is ``position`` if one run ends, or ends an epoch, and the other has
-            a step.
-        names: The different names of that kind.
+        kind: The first of `KINDS` that differs. It is ``position`` if one run ends, or ends an epoch, where the other
+            run has a step.
+        names: The names of the values of that kind that differ.
         also: Other kinds that differ.
     """
 
@@ -98,8 +98,8 @@ class Ignored:
     """The names that may differ.
 
     Attributes:
-        patterns: Shell patterns. Each also matches all names below it.
-        unused: The names of random states that no step draws from.
+        patterns: Shell patterns. Names below a matching name also match.
+        unused: The names of random states from which no step draws.
     """
 
     patterns: tuple[str, ...] = ()
@@ -144,7 +144,7 @@ def compare(
 def first_mismatch(
     expected: Sequence[Observation], found: Sequence[Observation], *, tolerance: Tolerance, ignored: Ignored
 ) -> Mismatch | None:
-    """Return the first difference of a recording from the expected one, or None. The longer one is cut."""
+    """Return the first difference of a recording from the expected one, or None. The longer recording is cut."""
     for index, (one, other) in enumerate(zip(expected, found, strict=False)):
         mismatch = compare(one, other, index, tolerance=tolerance, ignored=ignored)
         if mismatch is not None:
@@ -159,7 +159,8 @@ def differing(expected: Observation, found: Observation, kind: str, tolerance: T
     for name in [*before, *(name for name in after if name not in before)]:
         old, new = before.get(name), after.get(name)
         if old is None or new is None:
-            # Directly after a restore, a variable of the loop may not exist yet. One record then lacks all of it.
+            # Directly after a restore, a variable of the loop may not exist yet. One record then lacks all names of
+            # the variable.
             is_left_out = not all(
                 any(name.startswith(f"{one}.") for one in record.left_out) for record in (expected, found)
             )
@@ -172,7 +173,7 @@ def differing(expected: Observation, found: Observation, kind: str, tolerance: T
 def _is_near(kind: str, old: str, new: str, tolerance: Tolerance) -> bool:
     if kind in ("batch", "random state"):
         return False
-    if kind == "gradient":  # it has the noise of the loss and may be near 0, so no relative tolerance fits
+    if kind == "gradient":  # gradients have the noise of the loss and may be near 0, so no relative tolerance fits
         return True
     if _is_floating(old) and _is_floating(new):
         # Digests do not show the distance of elements. The tensors of the last record are compared instead
@@ -197,7 +198,7 @@ def number_of(text: str) -> float | None:
 
 
 def number_distance(before: str, after: str) -> dict[str, Any]:
-    """Return the distance of two recorded numbers, in the form of `resume_check.tensor_distance.distance`."""
+    """Return the distance between two recorded numbers, in the form of `resume_check.tensor_distance.distance`."""
     old, new = number_of(before), number_of(after)
     kind, other = before.partition(" ")[2] or "float64", after.partition(" ")[2] or "float64"
     if old is None or new is None:
@@ -211,7 +212,7 @@ _CODES = {"float16": ("<e", "<h"), "float32": ("<f", "<i"), "float64": ("<d", "<
 
 
 def _ordered(value: float, kind: str) -> int:
-    """Return the position of a number among the representable ones of its type."""
+    """Return the position of a number among the representable numbers of its type."""
     as_float, as_int = _CODES[kind]
     bits: int = struct.unpack(as_int, struct.pack(as_float, value))[0]
     if kind == "bfloat16":  # the upper half of a float32

@@ -21,7 +21,7 @@ class Task:
 
     Attributes:
         factory: The function that makes the loop.
-        arguments: The arguments in ``sys.argv`` of the factory.
+        arguments: The value of ``sys.argv`` in the process.
         seed: The seed of the random generators before the module is imported and before the loop is made.
         timeout_s: After this number of seconds, the process prints its stack and ends.
         folder: The folder for the result.
@@ -38,10 +38,10 @@ class Task:
         rtol: The relative tolerance.
         atol: The absolute tolerance.
         ignored: Patterns of names that may differ.
-        tensors: A store with tensors of another process, to compare with those of the last record, or empty.
-        names: The names of the tensors to compare. If None, all of them.
-        keeps: The store to make for the tensors that differ from `expected`, or without `expected`, for those of the
-            last record.
+        tensors: A store with tensors of another process, which are compared with those of the last record, or empty.
+        names: The names of the tensors to compare. If None, all tensors.
+        keeps: The store to make for the tensors that differ from `expected`. Without `expected`, it gets the tensors of
+            the last record.
     """
 
     factory: Factory

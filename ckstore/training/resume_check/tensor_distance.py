@@ -1,4 +1,4 @@
-"""The distance of the tensors of two runs."""
+"""The distance between the tensors of two runs."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ def _ulps(before: Any, after: Any) -> int | None:
     one, other = _bits(before), _bits(after)
     if one is None or other is None or one.dtype != other.dtype or not one.size:
         return None
-    # Convert the sign and magnitude of floats to integers in the order of the floats.
+    # Convert the sign and magnitude of floats to integers that have the order of the floats.
     low = np.iinfo(one.dtype).min
     ordered = [np.where(bits < 0, low - bits, bits).astype(np.int64) for bits in (one, other)]
-    # The distance of two int64 may exceed an int64. As the difference of two uint64, it wraps to the right number.
+    # The distance between two int64 may exceed an int64. Subtracted as uint64, they wrap around to the right number.
     apart = np.maximum(*ordered).view(np.uint64) - np.minimum(*ordered).view(np.uint64)
     return int(apart.max())
 
