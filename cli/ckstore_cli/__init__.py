@@ -1,4 +1,4 @@
-"""The command line of ckstore: parse the arguments, call the library once, print the result.
+"""The command line of ckstore. It parses the arguments, calls the library once, and prints the result.
 
 The library contains all rules of the store. Each command is a module of `ckstore_cli.commands`, and `app` lists the
 commands. Only this package prints results, finds a store through the environment, and handles terminals.

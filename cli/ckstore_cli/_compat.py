@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 else:
 
     def override(method: object) -> object:
-        """Return `method`. Python has `typing.override` since 3.12, and only type checkers need it."""
+        """Return `method`. Python has had `typing.override` since 3.12, and only type checkers need it."""
         return method
 
 

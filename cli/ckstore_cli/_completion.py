@@ -1,9 +1,9 @@
 """Completion of ``RUN@STEP`` in bash, which splits words at ``@`` and ``=``.
 
-A completion of ``main@12`` receives ``main``, ``@`` and ``12``, and click passes them on as separate arguments. This
-module joins them again. Bash replaces only the end of the word, which it passes as ``$2`` (``@12`` or ``12``, depending
-on its version and settings). The script passes this part on, and only its replacement is printed. This module is
-imported only for completion.
+To complete ``main@12``, bash passes ``main``, ``@`` and ``12``, and click treats them as separate arguments. This
+module joins them again. Bash replaces only the end of the word, and passes this end as ``$2`` (``@12`` or ``12``,
+depending on the version and settings of bash). The script passes the end on, and only its replacement is printed. This
+module is imported only for completion.
 """
 
 from __future__ import annotations

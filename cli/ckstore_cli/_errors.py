@@ -1,7 +1,7 @@
 """The report of a failure: ``error:`` and ``hint:`` on stderr, and an exit status.
 
-The class of an error of ckstore (`ckstore.errors`) has its exit status. This module has the statuses of the process.
-docs/reference/exit-statuses.md lists all of them.
+Each error class in `ckstore.errors` has an exit status. This module has the other exit statuses of the process.
+docs/reference/exit-statuses.md lists all exit statuses.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ EXIT_STATUSES = {
     INTERRUPTED: "interrupted (Ctrl-C)",
     BROKEN_PIPE: "the program that read the output stopped reading",
 }
-"""Every status that ``ckstore`` exits with. A status above 128 is 128 plus the number of a signal, as in a shell."""
+"""Every status with which ``ckstore`` exits. A status above 128 is 128 plus the number of a signal, as in a shell."""
 
 
 _ARGUMENT = re.compile(
@@ -46,7 +46,7 @@ _ARGUMENT = re.compile(
 )
 """A Python argument with a corresponding option, such as ``step=``, ``format='torch'``, ``allow_incomplete=True``."""
 _OPTIONS = {"max_shard_bytes": "max-shard", "timeout_s": "timeout"}
-"""The options whose names differ from the argument."""
+"""The options whose names differ from those of the arguments."""
 _COMMANDS = {
     "Store.init(path)": "ckstore init",
     "store.pins()": "ckstore pin",
@@ -56,12 +56,12 @@ _COMMANDS = {
     "with hash='blake3'": "made by ckstore init --hash blake3",
     "add=[path]": "--add PATH",
 }
-"""Python code in hints, and the equivalent for a shell. An error whose hints differ further has a `command_hint`."""
+"""Python code in hints, and the equivalent in a shell. If this is not enough, the error has a `command_hint`."""
 
 
 def report(error: Exception, *, as_json: bool, command: str = "ckstore") -> int | None:
     """Print `error` on stderr and return the exit status, or return None for an unexpected exception."""
-    # `command` is the command whose help is named if click does not know the command.
+    # If click does not know the command of a usage error, the hint names the help of `command`.
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         click.echo(error.format_message(), err=True)
         return USAGE
@@ -149,7 +149,7 @@ def _tell_os_error(error: OSError) -> tuple[str, str, str, int]:
 
 
 def flush_or_drop_output() -> None:
-    """Flush stdout, or discard its buffer if that fails, so that Python's last flush keeps the exit status."""
+    """Flush stdout, or discard its buffer if that fails, so that Python's flush at exit keeps the exit status."""
     try:
         sys.stdout.flush()
     except (OSError, ValueError):
@@ -157,7 +157,7 @@ def flush_or_drop_output() -> None:
 
 
 def drop_output() -> None:
-    """Discard buffered output, so that Python's last flush of stdout reports no error."""
+    """Discard buffered output, so that Python's flush of stdout at exit reports no error."""
     with contextlib.suppress(OSError, ValueError):  # a replaced stdout has no descriptor
         nowhere = os.open(os.devnull, os.O_WRONLY)
         try:

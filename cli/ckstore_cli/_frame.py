@@ -43,7 +43,7 @@ class Frame:
         # Find the store before the library is imported, so that the most common error, a missing store, is reported
         # quickly.
         path = self.find_store()
-        from ckstore.store import Store  # slow, so import it only after the store was found
+        from ckstore.store import Store  # this import is slow
 
         with self._printing_warnings(), Store.open(path, readonly=True) as store:
             yield store
@@ -100,7 +100,8 @@ pass_frame = click.make_pass_decorator(Frame, ensure=True)
 
 
 def _keep_store(ctx: click.Context, _param: click.Parameter, value: Path | None) -> None:
-    # The option exists before and after the command, so an option that was not given must not reset the value.
+    # Click calls this for the option before and for the option after the command. If one of them was not given, it must
+    # not reset the value of the other.
     if value is not None:
         ctx.ensure_object(Frame).store = value
 
@@ -120,7 +121,7 @@ class UserPath(click.Path):
 # An option after the command's name overrides one before it.
 store_option = click.option(
     "--store",
-    type=click.Path(path_type=Path, readable=False),  # otherwise click reports it without a hint
+    type=click.Path(path_type=Path, readable=False),  # click would report an unreadable path without a hint
     expose_value=False,
     callback=_keep_store,
     help="Directory of the store. Default: CKSTORE_PATH, or the nearest store at or above the current directory.",

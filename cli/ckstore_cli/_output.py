@@ -55,11 +55,11 @@ class Output:
             self.line(text)
 
     def headed(self, word: str, text: str, look: str) -> None:
-        """Print a line for people. Unless `word` is empty, the line begins with it, in a style."""
+        """Print a line for people. Unless `word` is empty, the line begins with `word`, in the style `look`."""
         self.line(headed(self.style(word, look), text))
 
     def table(self, lines: Sequence[str]) -> None:
-        """Print the lines of a table, of which the first names the columns."""
+        """Print the lines of a table. The first line has the names of the columns."""
         self.lines([self.style(lines[0], "dim"), *lines[1:]])
 
     def document(self, document: object, **given: object) -> None:

@@ -1,12 +1,12 @@
 """The search for the store: ``--store``, CKSTORE_PATH, or the nearest store at or above the current directory.
 
-A directory is used if it is a store itself, like a bare repository of git, or if its ``.ckstore`` is one.
+A directory is used if it is a store itself, like a bare repository of git, or if its ``.ckstore`` is a store.
 
 Commands always pass a path to the library, which does not search for a store.
 
-A store that the user did not name must belong to this user, as with git's ``safe.directory``. Otherwise another user
-could prepare a store in a directory that they may write to, such as ``/tmp``, and commands that run below it would use
-that store. Naming a store is consent, and so is listing it in CKSTORE_SAFE_DIRECTORY.
+A store that the user did not name must belong to this user, as with git's ``safe.directory``. Otherwise, another user
+could prepare a store in a directory that anyone may write to, such as ``/tmp``, and commands that run below this
+directory would use that store. Naming a store is consent, and so is listing it in CKSTORE_SAFE_DIRECTORY.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _NAMED_MOST = 3
 
 
 def find_store(option: Path | None, environ: Mapping[str, str], here: Path) -> Path:
-    """Return the path of the store that ``--store`` or the environment names, or of the nearest at or above `here`."""
-    # This raises StoreNotFound if there is no store, or two are equally near, and UnsafePlace if the nearest belongs to
-    # another user and is not listed as safe.
+    """Return the store that ``--store`` or the environment names, or else the nearest store at or above `here`."""
+    # This raises StoreNotFound if there is no store, or if two are equally near. It raises UnsafePlace if the nearest
+    # store belongs to another user and is not listed as safe.
     named = option or (Path(environ[VARIABLE]) if environ.get(VARIABLE) else None)
     if named is not None:
         return _named_store(expanded(named), "--store" if option else VARIABLE, environ, here)
@@ -46,7 +46,7 @@ def find_store(option: Path | None, environ: Mapping[str, str], here: Path) -> P
         inner = directory / DEFAULT_NAME
         is_inner = _may_be_store(inner)
         if _is_itself_store(directory):
-            if is_inner:  # made by an earlier version; neither may be chosen silently
+            if is_inner:  # an earlier version made both; neither may be chosen silently
                 msg = f"{directory} is a store, and {inner} is another one"
                 raise StoreNotFound(msg, hint=f"name one of them: {_options([directory, inner])}")
             _check_owner(directory, environ)
@@ -89,7 +89,7 @@ def _options(paths: list[Path], here: Path | None = None) -> str:
 
 
 def _is_itself_store(directory: Path) -> bool:
-    """Whether a directory that the user did not name is a store. Other programs may also have a ``store.json``."""
+    """Whether a directory that the user did not name is a store. Other programs may also write a ``store.json``."""
     try:
         return (directory / MARK).is_file() and (directory / _CHECKPOINTS).is_dir()
     except PermissionError:  # an unreadable directory cannot be a store of this user
@@ -110,10 +110,10 @@ def _stores_in(directory: Path, environ: Mapping[str, str]) -> list[Path]:
 def _may_be_store(found: Path) -> bool:
     """Whether a path is a store, or a directory that this user may not read."""
     try:
-        # Not `Path.is_file`, which hides a PermissionError from Python 3.14.
+        # Do not use `Path.is_file`, which hides a PermissionError since Python 3.14.
         return stat.S_ISREG((found / MARK).stat().st_mode)
     except PermissionError:
-        # The user learns that the directory is unreadable. It is not skipped in favour of a store further up.
+        # Report an unreadable directory to the user instead of skipping it in favour of a store further up.
         return os.path.lexists(found)
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
@@ -128,7 +128,7 @@ def _owner_unless_trusted(found: Path, environ: Mapping[str, str]) -> int | None
     trusted = {me}
     if me == 0 and environ.get(SUDO_VARIABLE, "").isdecimal():  # as in git, the user who called sudo is trusted
         trusted.add(int(environ[SUDO_VARIABLE]))
-    # Both the link and its target are checked, since the owner of the link chooses the store.
+    # If the path is a symlink, check both the link and its target, since the owner of the link chooses the store.
     owner = found.lstat().st_uid
     if owner in trusted:
         owner = found.stat().st_uid
@@ -142,7 +142,7 @@ def _owner_unless_trusted(found: Path, environ: Mapping[str, str]) -> int | None
 
 
 def _check_owner(found: Path, environ: Mapping[str, str]) -> None:
-    """Raise unless a store that the user did not name belongs to a trusted user or is listed as safe."""
+    """Raise `UnsafePlace` unless a store that the user did not name is of a trusted user or is listed as safe."""
     owner = _owner_unless_trusted(found, environ)
     if owner is None:
         return
@@ -174,7 +174,7 @@ def _user(uid: int) -> str:
 
 
 def place_for_new(argument: Path | None, option: Path | None, environ: Mapping[str, str]) -> Path:
-    """Return the path at which ``ckstore init`` makes a store, which is the path that the other commands use."""
+    """Return the path at which ``ckstore init`` makes a store. The other commands use the same path."""
     named = environ.get(VARIABLE)
     return expanded(argument or option or Path(named or DEFAULT_NAME))
 

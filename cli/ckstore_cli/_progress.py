@@ -19,13 +19,13 @@ from ckstore_cli._format import cut
 
 # A line that is drawn more often only flickers, and each drawing is a write to a terminal that may be slow (ssh).
 _PERIOD_S = 0.1
-# The seconds before the first estimate, since an earlier one would change strongly from second to second.
+# The seconds before the first estimate, since an earlier estimate would change strongly from second to second.
 _SETTLE_S = 2.0
 _CLEAR_LINE = "\r\x1b[K"
 
 
 class Progress:
-    """Shows the progress of work of known or unknown size. A context manager for one thread."""
+    """A context manager that shows the progress of work of known or unknown size. It is for one thread."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class Progress:
         return "  ".join([printable(self.what), *done])
 
     def _left(self, now_s: float) -> list[str]:
-        """Return the time left, or nothing while it cannot be estimated."""
+        """Return the estimated remaining time, or nothing while it cannot be estimated."""
         spent_s = now_s - self._started_s
         if spent_s < _SETTLE_S or not self.done_bytes or self.total_bytes is None:
             return []

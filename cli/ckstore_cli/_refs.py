@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from ckstore.errors import NoSuchRef
 
 _SOME_DIGITS = "[0-9a-f]{4,}"
-# The id is the first member of a manifest and of the file that replaces it in a compacted checkpoint, so the first
-# bytes are enough.
+# The id is at the beginning of a manifest, and of the file that replaces the manifest in a compacted checkpoint, so the
+# first bytes are sufficient.
 _LONGEST_HEAD_BYTES = 256
 _HEAD = rb'\{"digest":"([a-z0-9]+-[0-9a-f]+)","manifest":(?:\{"checkpoint":"([a-z0-9]+-[0-9a-f]+)")?'
 
@@ -90,7 +90,7 @@ def _fitting(store: Path, incomplete: str) -> Iterator[tuple[str, str]]:
 
 def _of_several(store: Path, known: list[str], incomplete: str) -> Iterator[str]:
     """Yield the candidates that begin with the name of a run, if the store has several runs."""
-    # Once part of the name is typed, these are all refs of the run, since a shell adds a space after a lone ``RUN@``.
+    # When a part of the name is typed, yield all refs of the run, since a shell would add a space to a lone ``RUN@``.
     for name in known if len(known) > 1 else ():
         if not incomplete:
             yield f"{name}@"
@@ -140,7 +140,7 @@ def _completing(find: Callable[[Path, str], Found]) -> Callable[..., list[Comple
         from click.shell_completion import CompletionItem
 
         frame = ctx.find_object(Frame) or Frame()
-        # An error would be printed into the line that the user is typing.
+        # Ignore errors, which would be printed into the line that the user is typing.
         try:
             store = frame.find_store()
         except (CkstoreError, OSError):

@@ -95,12 +95,12 @@ def policy_of(rules: Mapping[str, Any]) -> RetentionPolicy | None:
         except BadInput as error:
             raise click.BadParameter(str(error), param_hint="--keep-best") from error  # includes the hint
     if "keep_within" in given:
-        duration_s(given["keep_within"], "--keep-within")  # otherwise the error names an argument of Python
+        duration_s(given["keep_within"], "--keep-within")  # otherwise the error would name a Python argument
     return RetentionPolicy(**given)
 
 
 def print_plan(out: Output, entries: Iterable[PlanEntry]) -> None:
-    """Print whether each checkpoint is kept, and the reasons, the oldest first."""
+    """Print whether each checkpoint is kept, and the reasons, the oldest checkpoint first."""
     entries = list(entries)
     if not entries:
         return

@@ -36,7 +36,7 @@ pull_options = adding(_choice("Name of a remote, or directory of a store"), _BWL
 
 
 def print_report(out: Output, report: TransferReport) -> None:
-    """Print what was, or would be, pushed or pulled."""
+    """Print the report of a push or a pull, or of a dry run of one."""
     out.document(report)
     for info in report.new if report.dry_run else ():
         out.line(printable(f"new  {info}"))

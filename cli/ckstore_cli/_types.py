@@ -1,4 +1,4 @@
-"""Types of option values, with errors in the form of other messages: wanted VALUE, got VALUE."""
+"""Types of option values. Their errors have the form of other messages: wanted VALUE, got VALUE."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class _FromLeast:
-    """A mixin for a range of click that rewords its error. `what` describes the kind of number."""
+    """A mixin that rewords the error of a range type of click. `what` describes the kind of number."""
 
     what: ClassVar[str]
 

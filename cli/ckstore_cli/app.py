@@ -99,7 +99,7 @@ class App(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the command. The error for an unknown name suggests similar ones."""
+        """Return the command. The error for an unknown name suggests similar names."""
         name = args[0]
         if name not in COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
             near = _commands_like(name)
@@ -130,7 +130,8 @@ class App(click.Group):
             except click.exceptions.Exit:
                 sys.stdout.flush()
                 raise
-            # Not left to the interpreter's exit: a full disk or a closed pipe must change the exit status.
+            # Do not leave this to the exit of the interpreter, because a full disk or a closed pipe must change the
+            # exit status.
             sys.stdout.flush()
         except BrokenPipeError:
             _errors.drop_output()
@@ -145,13 +146,14 @@ class App(click.Group):
             from ckstore_cli import _completion
 
             _completion.register()
-        # Escape characters that the terminal's encoding lacks, so that a message cannot break a listing.
+        # Escape characters that the encoding of a stream lacks, so that printing them does not raise an error.
         for stream in (sys.stdout, sys.stderr):
             reconfigure = getattr(stream, "reconfigure", None)
             if reconfigure is not None:
                 reconfigure(errors="backslashreplace")
         frame = Frame()
-        # Help, errors and completion always say ``ckstore``, and this always exits.
+        # Help, errors and completion always name ``ckstore``. Without `standalone_mode`, click raises errors to this
+        # method, which reports them and exits.
         extra |= {"obj": frame, "prog_name": "ckstore", "complete_var": COMPLETE_VARIABLE, "standalone_mode": False}
         try:
             result = super().main(given, **extra)
@@ -167,7 +169,7 @@ class App(click.Group):
         sys.exit(result if isinstance(result, int) else 0)
 
 
-# A user who accepts "did you mean delete" for a typo deletes checkpoints.
+# Commands that are suggested only for very similar names, since a user who accepts the suggestion deletes checkpoints.
 _DELETING = ("delete", "prune", "gc")
 _OTHER_WORDS = {
     "rm": "delete",
@@ -241,10 +243,10 @@ def main() -> NoReturn:
     """Run ``ckstore`` with the arguments of the process, and exit."""
     from ckstore.fs.dirfd_stat import open_closed_streams  # each command imports it anyway
 
-    # Commands make few reference cycles, and the search for them takes a tenth of the time of `log`.
-    # So it runs rarely, and not at exit.
+    # Commands make few reference cycles, and a search for cycles takes a tenth of the time of `log`. So search rarely,
+    # and not at exit.
     gc.set_threshold(100_000)
-    # Before the store is opened, so that errors can be printed.
+    # Do this before the store is opened, so that errors can be printed.
     open_closed_streams()
     sys.stdout = sys.stdout or open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - never closed
     sys.stderr = sys.stderr or open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115

@@ -33,8 +33,8 @@ class DemoFailed(CkstoreError):
 
 
 def run_demo(directory: Path | None, keep: bool, quick: bool) -> int:  # noqa: FBT001 - click's
-    """Run the demo in a new or empty directory, or a temporary one. Return the exit status 0, or raise."""
-    # Afterwards no process is left, and no file unless the directory is kept.
+    """Run the demo in a new, empty or temporary directory. Return the exit status 0, or raise an error."""
+    # The demo leaves no process, and no file unless the directory is kept.
     begun_s = time.monotonic()
     with _place(directory, keep=keep) as place:
         say("ckstore demo: train, kill during a save, resume, lose nothing\n")
@@ -84,7 +84,7 @@ class Demo:
         return dict(json.loads(report.read_text(encoding="utf-8")))
 
     def train_until_cut(self) -> int:
-        """Start the trainer, kill it during a save and return the step. If the kill is too late, try a later save."""
+        """Start the trainer, kill it during a save and return the step. If a kill is too late, try a later save."""
         saved = 2
         while saved * self.save_every < self.steps:
             with self._trainer(RUN, "--save-every", str(self.save_every)) as program:
@@ -130,7 +130,7 @@ class Demo:
         say("\nBoth states are loaded unchanged from the store. PROVEN: the kill cost only time.")
 
     def rotate(self) -> None:
-        """Pin the best older checkpoint, keep the last few, and run gc while a process reads the oldest."""
+        """Pin the best older checkpoint, keep the last few, and run gc while a process reads the oldest checkpoint."""
         with Store.open(self.store) as store:
             oldest, *others = store.checkpoints(run=RUN)[:-KEPT]
         best = min(others, key=lambda info: info.metrics["loss"])
@@ -161,7 +161,7 @@ class Demo:
 
     @contextmanager
     def _trainer(self, run: str, *options: str) -> Iterator[subprocess.Popen[bytes]]:
-        """Start the trainer with the same stdout, and kill it after the block if it still runs."""
+        """Start the trainer, which writes to the same stdout, and kill it after the block if it still runs."""
         sizes = ["--run", run, "--steps", str(self.steps), "--layers", str(self.layers)]
         program = subprocess.Popen(
             [sys.executable, "-m", "ckstore_cli.demo.trainer", "--store", str(self.store), *sizes, *options],
@@ -178,8 +178,8 @@ class Demo:
 
 def kill_in_a_save(program: subprocess.Popen[bytes], store: Path, run: str, *, after_saves: int) -> bool:
     """Kill -9 the saver and `program` while a blob is written, once `run` has `after_saves` checkpoints."""
-    # If only the program were killed, its saver would finish the save. Returns False if the program ended before the
-    # kill. The caller checks whether that save was published before the kill (`saves_in_flight`).
+    # If only the program were killed, its saver would finish the save. This returns False if the program ended before
+    # the kill. The caller checks with `saves_in_flight` whether the save was published before the kill.
     deadline_s = time.monotonic() + DEADLINE_S
     savers: list[int] = []
     while program.poll() is None:
@@ -193,7 +193,7 @@ def kill_in_a_save(program: subprocess.Popen[bytes], store: Path, run: str, *, a
             return killed
         if time.monotonic() > deadline_s:
             raise TimeoutError(f"{run} should be saved {after_saves} times within {DEADLINE_S:.0f} s")
-        savers = savers or _savers(store)  # found before the save to interrupt, since the search is slow
+        savers = savers or _savers(store)  # search before the save to interrupt, since the search is slow
         time.sleep(_LOOK_EVERY_S)
     return False
 
@@ -247,7 +247,7 @@ def _savers(store: Path) -> list[int]:
 
 
 def _listed(directory: Path) -> Sequence[Path]:
-    """Return the entries of a directory, or none if it no longer exists, since saves end at any time."""
+    """Return the entries of a directory. If a save has ended and its directory no longer exists, return none."""
     with suppress(FileNotFoundError):
         return list(directory.iterdir())
     return []

@@ -67,7 +67,7 @@ class Adapter(nn.Module):
 
 
 def read_text() -> Tensor:
-    """Return a text: the first bytes of some modules of Python's standard library."""
+    """Return the text to train on: the first bytes of some modules of Python's standard library."""
     folder = Path(sysconfig.get_paths()["stdlib"])
     text = bytearray().join(path.read_bytes() for path in sorted(folder.glob("[a-h]*.py")))
     if len(text) < TEXT_LEAST_BYTES:
@@ -126,7 +126,7 @@ def train(options: argparse.Namespace) -> None:
                 begun_s = time.perf_counter()
                 pending = store.save_async(state, step=step, metrics={"loss": loss.item()}, parent=parent)
                 waited = f"training waited {time.perf_counter() - begun_s:.2f} s"
-                info = pending.result(_SAVED_WITHIN_S)  # only to print the sizes; usual loops continue
+                info = pending.result(_SAVED_WITHIN_S)  # only to print the sizes; usual loops do not wait
                 new = f"{size_text(info.new_bytes):>8} of {size_text(info.logical_bytes)} new"
                 print(f"step {step:>4}   loss {loss.item():.3f}   {waited}, {new}", flush=True)
                 parent = None

@@ -1,4 +1,4 @@
-"""``ckstore commit``: store files as they are."""
+"""``ckstore commit``: store files unchanged."""
 
 from __future__ import annotations
 
@@ -99,9 +99,9 @@ def commit(
     if (wait := options.pop("wait_for_space")) is not None:
         options["wait_for_space_s"] = duration_s(wait, "--wait-for-space")
     rank, world_size, attempt, timeout_s = map(options.pop, ("rank", "world_size", "attempt", "timeout"))
-    # If only one of the two is given, `Ranks` raises the error.
+    # If only one of --rank and --world-size is given, `Ranks` raises an error.
     ranks = None if rank is None and world_size is None else Ranks(rank, world_size, attempt, timeout_s)
-    # A checkpoint that is older than this call already existed, with the same content.
+    # If the returned checkpoint is older than this call, it already existed with the same content.
     begun = text_of_time(datetime.now(UTC))
     with frame.saving() as store, Progress("committing", quiet=out.as_json) as shown:
         info = store.commit(paths, step, run, tags=tags, ranks=ranks, progress=shown.at, **options)

@@ -20,7 +20,7 @@ from ckstore_cli._refs import checkpoints, complete_run, no_such_run, runs, step
 from ckstore_cli._types import WholeNumber
 
 ON_TERMINAL_COUNT = 20
-"""Number of checkpoints on a terminal by default, since with more the newest would scroll off the screen."""
+"""The default number of checkpoints on a terminal. With more, the newest would scroll off the screen."""
 
 _HEAD = ("STEP", "ID", "RUN", "AGE", "SIZE", "NEW")
 _ALIGN = "><<<>>"
@@ -92,12 +92,12 @@ def log(  # noqa: PLR0917 - one for each option
     out = frame.output()
     start = start_of(since, datetime.now(UTC), "--since")
     if count is None and out.width is not None and start is None:
-        # Limit the list only on a terminal, since a program that reads it must get all of it.
+        # Limit the list only on a terminal, since a program that reads the list must get the whole list.
         count = ON_TERMINAL_COUNT
     with frame.reading() as store:
         # To find the newest N checkpoints that lack a metric, read all of them.
         found = store.checkpoints(run, newest=count if lacks is None else None, superseded=superseded)
-        # `latest` raises an error if all checkpoints are incomplete, since "no checkpoint yet" would be wrong.
+        # Call `latest`, which raises an error if all checkpoints are incomplete. "no checkpoint yet" would be wrong.
         if not found and store.latest(run) is None and run is not None:
             raise no_such_run(store.path, run)
     shown = [info for info in found[::-1] if start is None or time_of_text(info.created) >= start]
@@ -113,7 +113,7 @@ def log(  # noqa: PLR0917 - one for each option
     elif not shown:
         out.note(f"no checkpoint was saved in the last {printable(since or '')}")
     elif out.width is not None and len(shown) == count:
-        # Count the names of the directories. Reading the checkpoints would take as long as listing all.
+        # Count the names of the directories. Reading the checkpoints would take as long as listing all of them.
         listed = checkpoints if superseded else steps
         total = sum(len(listed(store.path, name)) for name in (runs(store.path) if run is None else [run]))
         if total > count:
@@ -180,7 +180,7 @@ def _table(infos: Sequence[CheckpointInfo], out: Output) -> Iterator[str]:
 
 
 def _about(info: CheckpointInfo) -> list[str]:
-    """Return marks, metrics and tags of a checkpoint, the first line of its message, and the runs of other programs."""
+    """Return marks, metrics and tags of a checkpoint, the first line of its message, and its runs in trackers."""
     tags = f"({', '.join(info.tags)})" if info.tags else ""
     message = info.message.strip().partition("\n")[0]
     found = ("DAMAGED" if info.damaged else "", "UNHEALTHY" if info.unhealthy else "")

@@ -47,7 +47,7 @@ def runs(frame: Frame, sizes: bool) -> None:  # noqa: FBT001 - click's
     out = frame.output()
     with frame.reading() as store:
         found = store.runs()[::-1]
-        if not found:  # `latest` raises an error if all of them are incomplete
+        if not found:  # `latest` raises an error if all checkpoints are incomplete
             store.latest()
         held = {one.run: one for one in store.du().runs} if sizes else {}
     for one in found:
@@ -75,7 +75,7 @@ def _sizes(held: Mapping[str, RunUsage], run: RunSummary) -> tuple[str, ...]:
     size = held.get(run.name)
     if not held:
         return ()
-    # A run whose first save came after the sizes were read has no size.
+    # A run has no size if all its checkpoints were deleted after the list of runs was read.
     return (
         ("", "", "")
         if size is None

@@ -73,7 +73,7 @@ def show(frame: Frame, ref: str) -> None:
 
 
 def _parent(store: Store, info: CheckpointInfo) -> str:
-    """Return the id of the parent, with its name if it is still in the store."""
+    """Return the id of the parent, with the name of the parent if it is still in the store."""
     if info.parent is None:
         return "none"
     try:
@@ -86,7 +86,7 @@ def _parent(store: Store, info: CheckpointInfo) -> str:
 def _lines(
     info: CheckpointInfo, parent: str, directory: Path, file_count: int, compacted: str
 ) -> Iterator[tuple[str, str]]:
-    """Yield labels and texts. An empty label continues the previous one."""
+    """Yield labels and texts. A text with an empty label continues the previous text."""
     yield "checkpoint", info.name
     yield "id", info.id
     yield "parent", parent

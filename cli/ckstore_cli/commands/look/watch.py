@@ -37,7 +37,7 @@ class _Row(NamedTuple):
     saved_count: int
     added_bytes: int  # total bytes written by its saves
     damaged: int  # number of checkpoints marked as damaged
-    saver: str  # state of the process that saves to it in the background, or empty without one
+    saver: str  # state of the process that saves to the run in the background, or empty if there is none
     behind: tuple[CheckpointInfo, ...] | None  # checkpoints that the mirror lacks, newest first; None without a mirror
 
     @property
@@ -159,7 +159,7 @@ def _cells(rows: Sequence[_Row]) -> list[tuple[str, ...]]:
 
 
 def _lines(out: Output, store: Store, every_s: float) -> None:
-    """Print a line for each run when anything but its age changed."""
+    """Print a line for a run whenever anything but the age of its newest checkpoint changes."""
     known: dict[str, dict[str, Any]] = {}
     while True:
         for row in _rows(store):
@@ -187,7 +187,7 @@ def _console() -> Any:
 
 
 def _live(console: Any, store: Store, every_s: float) -> None:
-    """Draw the table repeatedly. Unchanged parts are not redrawn, and the terminal is restored at the end."""
+    """Draw the table repeatedly, in the same place. The terminal is restored at the end."""
     from rich.live import Live
     from rich.table import Table
     from rich.text import Text
@@ -197,7 +197,7 @@ def _live(console: Any, store: Store, every_s: float) -> None:
         for name, side in zip(_HEAD, _ALIGN, strict=True):
             table.add_column(name, justify="left" if side == "<" else "right", no_wrap=True)
         for cells in _cells(_rows(store)):
-            # Text is not parsed as markup, since the name of a run or a metric may have brackets.
+            # Use `Text`, which is not parsed as markup, since the name of a run or a metric may have brackets.
             table.add_row(
                 *(Text(cell, style="red" if "damaged" in cell and i == _HEALTH else "") for i, cell in enumerate(cells))
             )

@@ -88,13 +88,13 @@ def delete(frame: Frame, refs: tuple[str, ...], run: str | None, dry_run: bool, 
         for info in chosen.values():
             try:
                 store.delete(info, dry_run=dry_run, now=now)
-            # The others are deleted, and the command still fails, since a script must not assume that all are deleted.
+            # Delete the other checkpoints, and fail at the end, so that a script does not assume that all are deleted.
             except InUse as error:
                 refused.append((info, error))
                 continue
             out.document({"dry_run": dry_run, "run": info.run, "step": info.step, "id": info.id})
             out.line(f"{'would delete' if dry_run else 'deleted'} {info.shown}")
-        # Delete incomplete checkpoints last, since RUN@STEP names the complete checkpoint of a step that has one.
+        # Delete incomplete checkpoints last. As long as their step has a complete checkpoint, RUN@STEP names that one.
         for name in dict.fromkeys(torn):
             store.delete(name, dry_run=dry_run, now=now)
             out.document({"dry_run": dry_run, "torn": name})
@@ -163,7 +163,7 @@ def _named(store: Store, ref: str, torn: list[str]) -> list[CheckpointInfo]:
 
 
 def _refuse_several(store: Store, ref: str) -> None:
-    """Raise if several runs have a checkpoint at a step that is given without a run."""
+    """Raise `AmbiguousRef` if a step is given without a run, and several runs have this step."""
     if not ref.isdecimal():
         return
     names = [info.name for info in store.checkpoints() if str(info.step) == ref]
@@ -173,7 +173,7 @@ def _refuse_several(store: Store, ref: str) -> None:
 
 
 def _run_of(ref: str, names: set[str], run: str | None) -> str:
-    """Return the run of a range. Without a name it is the only run, and several runs are an error."""
+    """Return the run of a range. If the range names no run, the store must have only one run."""
     runs = sorted(names)
     some = ", ".join(runs[:5])
     if run is None and len(runs) > 1:

@@ -59,7 +59,8 @@ def gc(frame: Frame, /, run: str | None, dry_run: bool, exclusive: bool, now: bo
         msg = f"--run {run} limits a retention policy to one run, and there is no policy"
         raise BadInput(msg, hint="give a rule, such as --keep-last 3, or omit --run")
     out = frame.output()
-    # A dry run also opens the store for writing, which removes leftovers of killed saves. So both have equal plans.
+    # Opening the store for writing removes leftovers of killed saves. A dry run also does this, so that its plan equals
+    # that of a real run.
     with frame.writing() as store:
         if policy is None:
             report = store.gc(dry_run=dry_run, exclusive=exclusive, now=now)

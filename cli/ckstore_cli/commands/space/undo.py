@@ -94,13 +94,13 @@ def _doomed(store: Store, back: list[str]) -> list[str]:
     """Return the restored checkpoints that the rules of the store would drop again."""
     own = store.config
     if back and (own.retention or own.retention_by_run or own.budget):
-        with suppress(CkstoreError):  # they are restored, even if the rules cannot be evaluated
+        with suppress(CkstoreError):  # the undo has succeeded, even if the rules cannot be evaluated
             return [info.name for info in store.prune(dry_run=True).dropped if info.name in back]
     return []
 
 
 def _waiting(store: Store, run: str | None) -> list[str]:
-    """Return the refs of the dropped checkpoints, of one run or of all. A ref is the id, or RUN@STEP without an id."""
+    """Return refs of the dropped checkpoints of one run or of all runs: ids, or RUN@STEP if the id is unknown."""
     found = list(dict.fromkeys(one.id or one.ref for one in store.undoable() if run in (None, one.run)))
     if not found:
         of_run = "" if run is None else f" of the run {run}"

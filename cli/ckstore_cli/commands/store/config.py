@@ -46,7 +46,7 @@ def _budget_text(budget: Budget) -> str:
 
 @dataclass(frozen=True)
 class _Kind:
-    """How values of a kind are written. `read` raises ValueError for other text."""
+    """The text form of a kind of values. `read` raises ValueError if a text does not have this form."""
 
     wanted: str
     read: Callable[[str], object]
@@ -66,14 +66,14 @@ _SWITCH = _Kind("one of its words", str, str)
 
 @dataclass(frozen=True)
 class _Setting:
-    """A setting, and words for some of its values, each with an explanation."""
+    """A setting. `words` has words for some of its values, each with the value and an explanation."""
 
     attribute: str
     kind: _Kind
     words: Mapping[str, tuple[object, str]] = field(default_factory=dict)
 
     def value_of(self, key: str, text: str) -> object:
-        """Return the value that a text stands for."""
+        """Return the value of a text that a user has entered."""
         if text in self.words:
             return self.words[text][0]
         wanted = [self.kind.wanted] * (self.kind is not _SWITCH) + [*self.words]
@@ -88,7 +88,7 @@ class _Setting:
             raise BadInput(msg) from error
 
     def text_of(self, value: object) -> str:
-        """Return a value as it can be entered again, with the explanation of a word."""
+        """Return a value in a form that can be entered again. A word is followed by its explanation."""
         for word, (stands_for, means) in self.words.items():
             if value == stands_for and isinstance(value, bool) is isinstance(stands_for, bool):
                 return f"{word}: {means}" if means else word
@@ -254,7 +254,7 @@ def config(frame: Frame, /, key: str | None, value: str | None, run: str | None,
 def _change(
     key: str, value: str | None, given: set[str], run: str | None, rules: Mapping[str, Any], *, unset: bool
 ) -> tuple[object] | None:
-    """Return the new value of a setting, or None if it is only shown."""
+    """Return the new value of a setting in a tuple, or None if the setting is only shown."""
     setting = SETTINGS[key]
     if run is not None and key != "retention":
         raise BadInput("only retention has a --run", hint="ckstore config retention --run 'sweep-*' --keep-last 3")
