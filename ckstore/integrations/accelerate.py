@@ -177,7 +177,7 @@ class Installed:
     def _commit(self, directory: Path, step: int | None, metrics: Mapping[str, float]) -> CheckpointInfo | NotSaved:
         about = with_random_states(self._conditions(), os.listdir(directory))
         info = commit_directory(self._store, directory, step, self._run, metrics=metrics, conditions=about)
-        # If the commit failed, keep all directories. This one, and maybe earlier ones, exist nowhere else.
+        # If the commit failed, keep all directories, because this one and maybe earlier ones are not in the store.
         if info and self._names_itself and self._keep_count is not None:
             folders = (path for path in directory.parent.glob("checkpoint_*") if path.is_dir())
             directories = {number: path for path in folders if (number := _step_of(path)) is not None}

@@ -26,7 +26,7 @@ class CkstoreCheckpointEngine(TorchCheckpointEngine):  # type: ignore[misc]
     """A checkpoint engine that writes the usual files and commits the directory of a DeepSpeed tag to a store.
 
     The commit precedes DeepSpeed's update of its file ``latest``. The step is the number in the tag. If the tag has no
-    number, such as ``best``, the directory is committed at the next step of the run, with the tag as the message.
+    number, as in ``best``, the directory is committed at the next step of the run, with the tag as the message.
 
     Args:
         config: The configuration of the engine.
@@ -49,7 +49,7 @@ class CkstoreCheckpointEngine(TorchCheckpointEngine):  # type: ignore[misc]
         self._begun = False
 
     def load(self, path: str, map_location: Any = None) -> Any:
-        """Load a file like DeepSpeed, and record its directory as the parent of the next save."""
+        """Load a file as DeepSpeed does, and record its directory as the parent of the next save."""
         self._read, self._begun = Path(path).parent, False
         return super().load(path, map_location=map_location)
 

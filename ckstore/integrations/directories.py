@@ -43,7 +43,7 @@ def commit_directory(
     conditions: Conditions,
     is_last: bool = False,
 ) -> CheckpointInfo | NotSaved:
-    """Commit a directory at a step, and replace an existing checkpoint of that step, which precedes a rollback.
+    """Commit a directory at a step, and replace an earlier checkpoint of the same step, as after a rollback.
 
     `is_last` states that the training ends after this commit. The commit is then retried for `last_save_s`.
 
@@ -83,7 +83,7 @@ def ref_of(store: Store, run: str | None, ref: RefLike) -> RefLike:
 
 
 def keep_newest(directories: Mapping[int, Path], count: int, keep: set[Path]) -> None:
-    """Delete all but the `count` newest directories and those in `keep`, once the newest is durable in the store."""
+    """Delete all but the `count` newest directories and those in `keep`. The newest must be durable in the store."""
     # Sort by time and not by step, because the newest directory after a rollback has a smaller step than older ones.
     newest = sorted(directories.items(), key=lambda item: (item[1].stat().st_mtime_ns, item[0]))
     for _, directory in newest[: max(len(newest) - count, 0)]:
@@ -147,7 +147,7 @@ def checkout_to_resume(
 
 
 def with_random_states(conditions: Conditions, names: list[str]) -> Conditions:
-    """Return the conditions, completed with the ranks whose random states the Trainer or accelerate wrote to files."""
+    """Return the conditions with the ranks whose random states the Trainer or accelerate wrote to the files `names`."""
     found = [match for name in names if (match := _RNG_FILE.match(name))]
     return conditions.with_rng_of(int(match[1] or match[2] or 0) for match in found)
 

@@ -30,7 +30,10 @@ def kept_as_text(value: Any, name: str, changed: dict[str, str]) -> Any:
 
 
 def without_refused(state: Mapping[str, Any], name: str, changed: dict[str, str]) -> dict[str, Any]:
-    """Return a state without the items that a store cannot hold. The object that loads it keeps its values of these."""
+    """Return a state without the items that a store cannot hold.
+
+    The object that loads the state keeps its own values for these items.
+    """
     kept = {}
     for key, value in state.items():
         if _is_storable(value):

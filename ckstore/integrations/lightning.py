@@ -108,7 +108,7 @@ class CkstoreCheckpointIO(CheckpointIO):
 
     @property
     def run(self) -> str:
-        """The name of the run. For ``auto``, the name of the new run, which the first access creates."""
+        """The name of the run. For ``auto``, the first access creates the name of the new run."""
         return run_of(self.store, self._run)
 
     def save_checkpoint(
@@ -213,7 +213,7 @@ class CkstoreCheckpointIO(CheckpointIO):
         self._named[path] = info
 
     def _before(self, path: Path) -> Mapping[str, Any] | None:
-        """Return the id and the pin that the marker at a path names. If a kill prevented the marker, use its pin."""
+        """Return the id and the pin in the marker at a path. If a kill left only the pin, take the id from the pin."""
         with suppress(BadInput):  # no marker
             return read_marker(path)
         if self._left is None:  # read pins only once, because a store may have thousands
@@ -228,7 +228,7 @@ class CkstoreCheckpointIO(CheckpointIO):
         kept: _Kept = []
         if self.delete:
             return kept  # they are already pinned
-        # A pin overrides the policy of the store, so pin only checkpoints that the save would remove from the policy.
+        # A pin overrides the policy of the store, so pin only checkpoints that the next save would replace.
         for path, info in self._named.items():
             if (info.run, info.step) == (self.run, step):
                 with suppress(BadInput, NoSuchRef):  # the marker was removed, or the policy dropped the checkpoint
@@ -415,7 +415,7 @@ class CkstoreCheckpointIO(CheckpointIO):
                 self.store.unpin(pin)
 
     def _delete(self, checkpoint: str, folder: Path) -> None:
-        """Delete the checkpoint of a marker, unless another marker, a tag, a pin or a reader holds it."""
+        """Delete the checkpoint of a marker, unless another marker names it or it is tagged, pinned or open."""
         if not self.delete:
             return
         try:

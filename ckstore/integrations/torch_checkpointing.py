@@ -295,8 +295,8 @@ class CkstoreStorage(LocalFileSystemStorage):
     def _take_unfinished(self, path: Path, make: bool) -> None:
         """Lock the directory of an unfinished checkpoint, and remove the files that an ended process has left in it.
 
-        Such files would become part of the checkpoint. If several ranks save, they share the directory, so they do
-        neither.
+        Such files would become part of the checkpoint. Ranks that save together share the directory, so they neither
+        lock it nor remove files.
         """
         lock = _unfinished.get(path)
         if self._config.has_peers() or (lock is not None and lock.names(path)):
@@ -506,7 +506,7 @@ def _make_way(path: Path) -> None:
 
 
 def _resolved(path: Path) -> Path:
-    """Return a path with resolved symlinks. Its last name is not resolved, because a symlink itself is renamed."""
+    """Return a path with resolved symlinks, except in the last name, which may be a symlink to rename or delete."""
     whole = Path(os.path.abspath(path))
     return Path(os.path.realpath(whole.parent)) / whole.name
 

@@ -1,4 +1,4 @@
-"""Log a reference to each checkpoint to the active run of W&B, MLflow or Trackio, and record that run in its metadata.
+"""Log a reference to each checkpoint to the active run of W&B, MLflow or Trackio, and record the run in the metadata.
 
 A save only reads the identity of the active runs from memory. The trackers are called in a thread of this process after
 the checkpoint is durable. A tracker that fails or hangs therefore cannot fail or delay a save. No data of a checkpoint
@@ -66,7 +66,7 @@ def track(store: Store, run: Any = None) -> TrackerLogger:
 
 
 class TrackerLogger:
-    """Logs the checkpoints that one `Store` saves to trackers. `track` returns it.
+    """Logs to trackers the checkpoints that one `Store` saves. `track` returns this object.
 
     Attributes:
         run: The run to which all checkpoints are logged. If None, the runs that are active when a save begins.
@@ -130,7 +130,7 @@ class TrackerLogger:
         thread = threading.get_ident()
         if active is None:
             # In MLflow and Trackio, a run is active in one thread. If a background thread saves, use the run that was
-            # active in the other thread.
+            # active in another thread.
             in_thread, before = self._found_in.get(kind, (thread, []))
             if in_thread != thread and kind != "wandb":
                 return before
@@ -291,7 +291,7 @@ class TrackioRun:
 
 
 class MlflowRun:
-    """A run of MLflow. Each checkpoint is a small JSON file among its artifacts, and a tag names the newest one."""
+    """A run of MLflow. Each checkpoint is a small JSON file in its artifacts, and a tag of the run names the newest."""
 
     def __init__(self, run: Any) -> None:
         mlflow = sys.modules["mlflow"]

@@ -418,7 +418,7 @@ def committed(
             conditions=conditions,
             is_last=is_last,
         )
-        # If the commit failed, keep all directories. This one, and maybe earlier ones, exist nowhere else.
+        # If the commit failed, keep all directories, because this one and maybe earlier ones are not in the store.
         if info and keep_count is not None:
             # The Trainer loads the best directory at the end of the training, so it must not be deleted.
             best = state.best_model_checkpoint
@@ -480,7 +480,7 @@ def directory_to_resume(
     Args:
         store: The store.
         output_dir: The output directory of the Trainer.
-        ref: Which checkpoint.
+        ref: The checkpoint to resume from.
         run: Name of the run. If None, the run given to `Store.open`, or ``main``.
         or_none: If the run has no checkpoint, as at its first start, return None as the directory instead of raising an
             error.

@@ -1,4 +1,4 @@
-"""Capture and restore the complete state of a training run, and report what will not continue exactly.
+"""Capture and restore the complete state of a training run, and report the aspects that will not continue exactly.
 
 Importing this module does not import torch.
 """

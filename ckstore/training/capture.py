@@ -166,7 +166,7 @@ def warn_once(key: str, message: str) -> None:
 def unwrapped(part: Any) -> Any:
     """Return a module without the wrappers of `torch.compile`, `DataParallel` and `DistributedDataParallel`.
 
-    A dict with wrapped modules is returned as a copy. Any other dict is returned itself.
+    A dict with wrapped modules is copied. Any other dict is returned without a copy.
     """
     if isinstance(part, dict):
         inner = {name: unwrapped(value) for name, value in part.items()}

@@ -382,7 +382,7 @@ def _listing(entries: list[Entry]) -> str:
 
 
 def run_of(store: Store, run: str | None) -> str:
-    """Return `run`, or if it is None, the run given to `Store.open` or ``main``. For ``auto``, return a new run."""
+    """Return `run`, by default the run given to `Store.open` or ``main``. For ``auto``, return a new run."""
     return store._new_run() if run == AUTO else run or store.run or DEFAULT_RUN  # noqa: SLF001 - as `save` finds it
 
 

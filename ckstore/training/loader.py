@@ -40,7 +40,7 @@ def description(loader: Any) -> dict[str, Any]:
     sampler = getattr(loader, "sampler", None)
     if sampler is not None:
         found["sampler"] = type(sampler).__name__
-        # Record the seed of a sampler that computes its order from a seed, because random states do not restore it.
+        # Record the seed if a sampler computes its order from it, because restored random states do not affect it.
         seed = getattr(sampler, "seed", None)
         if isinstance(seed, int):
             found["sampler_seed"] = seed
@@ -195,7 +195,7 @@ def losses(loader: Any, parts: Collection[Any] = ()) -> Iterator[str]:
     elif _is_of(_NODES, "Loader", loader):
         yield from _losses_of_nodes(loader)
     elif not is_stateful(loader):
-        # The position of a loader of another library than torch is unknown.
+        # If the loader is not from torch, its position is unknown.
         is_torch = _is_of("torch.utils.data", "DataLoader", loader)
         if not is_torch or (is_inside_epoch(loader) and not _is_placed_by(parts, loader)):
             yield (

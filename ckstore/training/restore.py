@@ -1,4 +1,4 @@
-"""Restore a state that `capture` captured, and report what will not continue exactly."""
+"""Restore a state that `capture` captured, and report the aspects that will not continue exactly."""
 
 from __future__ import annotations
 
@@ -272,7 +272,7 @@ def _refuse_missing(info: CheckpointInfo, missing: tuple[str, ...], begun: dict[
 
 
 def _set_values(part: Any, loaded: Any) -> None:
-    """Copy the plain values that were loaded into the unwrapped copy of a dict to the dict of the program."""
+    """Copy loaded plain values from the unwrapped copy of a dict to the dict of the program."""
     if part is loaded or not isinstance(part, dict):
         return
     for name, value in loaded.items():

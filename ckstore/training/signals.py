@@ -12,7 +12,7 @@ from ckstore.ops.pace import process_ends_in
 _came: set[int] = set()
 """The received signals. A handler changes this set, and may run between any two instructions of the program."""
 _GRACE_S = 20.0
-"""By default, Slurm and Kubernetes kill a process 30 s after SIGTERM. Docker does so after 10 s and needs less time."""
+"""By default, Slurm and Kubernetes kill a process 30 s after SIGTERM. Docker does so after 10 s, so pass less then."""
 
 
 def should_stop() -> bool:
@@ -27,7 +27,7 @@ def stop_on_signals(*signals: int, grace_s: float = _GRACE_S) -> None:
     `grace_s` seconds have passed. A save with its own `try_for_s` is retried for that time instead.
 
     Args:
-        signals: The numbers of the signals. If there are none, SIGTERM.
+        signals: The numbers of the signals. Without an argument, SIGTERM.
         grace_s: How many seconds after the signal saves may continue. Subtract the time that the process needs for
             other work from the time until it is killed.
 

@@ -56,7 +56,7 @@ _COMMANDS = {
     "with hash='blake3'": "made by ckstore init --hash blake3",
     "add=[path]": "--add PATH",
 }
-"""Python code in hints, and the equivalent in a shell. If this is not enough, the error has a `command_hint`."""
+"""Python code in hints, and its equivalent in a shell. If a hint needs more changes, its error has a `command_hint`."""
 
 
 def report(error: Exception, *, as_json: bool, command: str = "ckstore") -> int | None:

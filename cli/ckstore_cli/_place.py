@@ -34,7 +34,7 @@ _NAMED_MOST = 3
 
 
 def find_store(option: Path | None, environ: Mapping[str, str], here: Path) -> Path:
-    """Return the store that ``--store`` or the environment names, or else the nearest store at or above `here`."""
+    """Return the store that ``--store`` or the environment names, or otherwise the nearest one at or above `here`."""
     # This raises StoreNotFound if there is no store, or if two are equally near. It raises UnsafePlace if the nearest
     # store belongs to another user and is not listed as safe.
     named = option or (Path(environ[VARIABLE]) if environ.get(VARIABLE) else None)

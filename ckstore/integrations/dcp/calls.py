@@ -97,7 +97,7 @@ def save(
 
     Args:
         store: The store, or its path. If the nodes share no filesystem, pass the store of this node. All these stores
-            must have the same mirror, and the checkpoint is on the mirror when this returns.
+            must have the same mirror, and the checkpoint is on the mirror when `save` returns.
         state: The result of `get_state_dict`, or any state dict that `dcp.save` accepts.
         step: Step number, which must be the same on all ranks.
         run: Name of the run, which must be the same on all ranks.
@@ -206,7 +206,7 @@ def _alone(call: Callable[..., object], is_alone: bool) -> dict[str, Any]:
 def _begin(
     writer: CkstoreWriter, state: dict[str, Any], if_ranks_differ: str, process_group: dist.ProcessGroup | None
 ) -> tuple[CkstoreWriter, dict[str, Any]]:
-    """Return the plain state, and the writer after setting the keys and digests that torch does not pass to it."""
+    """Set the keys and digests that torch does not pass to the writer. Return the writer and the plain state."""
     plain = _plain(state)
     writer.if_ranks_differ = check_rule(if_ranks_differ)
     writer.keys = own_keys(plain)
@@ -227,7 +227,7 @@ def _followed(saving: Any, writer: CkstoreWriter, tolerant: Context | None) -> A
     """Return a future that also waits until the store of this node has the checkpoint.
 
     With `tolerant`, a failure of the storage is returned as a result and not raised, until the number of consecutive
-    failed saves exceeds the limit of that store.
+    failed saves exceeds the limit of the store.
     """
     if not isinstance(saving, Future):  # from torch's own stagers
         return saving
@@ -293,9 +293,9 @@ def load(
     Args:
         store: The store, or its path.
         state: As in `dcp.load`.
-        ref: Which checkpoint. With ``latest-valid``, the previous checkpoint is loaded if a rank detects damage. This
-            needs ``strict=True`` and no `planner`. Otherwise, the load fails, and `state` may contain values of the
-            damaged checkpoint.
+        ref: The checkpoint to load. With ``latest-valid``, the previous checkpoint is loaded if a rank detects damage.
+            This needs ``strict=True`` and no `planner`. Otherwise, the load fails, and `state` may contain values of
+            the damaged checkpoint.
         strict: A difference is a name, shape or kind of value that differs between `state` and the checkpoint. True
             refuses a load with differences before any data is read. False leaves the values of differences unchanged
             and lists them in the report. Globs, such as ``["model"]``, refuse only differences in the matching parts.
@@ -305,7 +305,7 @@ def load(
             checkpoint. Each rank reads only the pieces of its shards that differ. If None, everything is read. A
             report is valid until another load begins to change the tensors. If `since` is a checkpoint, pass None after
             a load that failed.
-        planner: As in `dcp.load`. With a planner, `strict` has no effect, and the report does not list differences.
+        planner: As in `dcp.load`. If given, `strict` has no effect, and the report does not list differences.
         process_group: The group of the ranks. If None, all ranks.
 
     Returns:
@@ -325,7 +325,7 @@ def load(
     begun: dict[str, str] = {}
     while True:
         reader, plain = ranks.agree(
-            # `since` no longer describes the tensors after a load failed midway, because they hold damaged values.
+            # After a load failed midway, `since` does not describe the tensors, which hold parts of another checkpoint.
             lambda: (CkstoreReader(store, ref, since=None if begun else since), _plain(state, sorted(state))),
             lambda made: context_of(made[0].store).settings.uuid,
         )

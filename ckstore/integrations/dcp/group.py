@@ -42,7 +42,7 @@ _ASKED_S = 5.0
 """How many seconds to wait for the store of the group, because the process that serves it may be lost."""
 _OWN_SHARE = 0.8
 FAILURES = (Exception, CheckpointException)
-"""Errors of the work of a rank. `CheckpointException` of torch is not an `Exception`, so it is listed separately."""
+"""Errors that the work of a rank may raise. `CheckpointException` of torch is not an `Exception`, so it is listed."""
 
 
 def _frame_without_code(frame: FrameSummary) -> tuple[Callable[..., FrameSummary], tuple[str, int | None, str]]:
@@ -74,7 +74,7 @@ def is_alone() -> bool:
 
 
 def rank_in(group: dist.ProcessGroup | None = None) -> int:
-    """Return the rank of this process in `group`, or among all ranks if it is None. Without any group, return 0."""
+    """Return the rank of this process in `group`, by default among all ranks. Without any group, return 0."""
     return 0 if is_alone() else dist.get_rank(group)
 
 
@@ -109,7 +109,7 @@ class GroupMeeting(Meeting):
 
     @property
     def own_timeout_s(self) -> float:
-        """Seconds that a rank waits for its own disk. They are fewer than the timeout at which all ranks fail."""
+        """The number of seconds that a rank waits for its own disk. It is less than the timeout of the group."""
         if self.is_alone:
             return math.inf
         try:

@@ -22,7 +22,7 @@ def open_again(path: Path, received: Continues | None = None, *, readonly: bool 
     """
     store = Store.open(path, readonly=readonly)
     continues, seen_names = _by_path.setdefault(store.path, ({}, {}))
-    # Use only entries that changed since the last call. Other entries are older than the saves of this process.
+    # Use only entries that changed since the last call. Other entries may be older than saves of this process.
     known = _received.get(store.path, {})
     continues.update({run: one for run, one in (received or {}).items() if known.get(run) != one})
     if received is not None:

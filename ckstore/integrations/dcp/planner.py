@@ -92,7 +92,7 @@ class ComparingPlanner(DefaultLoadPlanner):
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
         """Set a value under the keys of the state. For a key that is a number, torch would add a second key as text."""
         path = self.mappings[read_item.dest_index.fqn]
-        # This unpickles no bytes of the store, but a value that the reader built from the manifest and pickled.
+        # The unpickled bytes are not from the store. The reader has built the value from the manifest and pickled it.
         set_at(self.original_state_dict, path, torch.load(value, weights_only=False))
 
     def begin_afresh(self) -> None:

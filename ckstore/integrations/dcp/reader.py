@@ -67,7 +67,7 @@ class CkstoreReader(StorageReader):
 
     Args:
         store: The store, or its path.
-        ref: Which checkpoint. All ranks must find the same one.
+        ref: The checkpoint to load. All ranks must find the same checkpoint.
         since: The checkpoint whose values the tensors hold now, or the report of the load that filled them. The first
             load then reads only the pieces that differ.
 

@@ -1,4 +1,4 @@
-"""Values that several ranks have under one name. A checkpoint stores the value of one rank, so they must be equal."""
+"""Values that several ranks have under one name. They must be equal, because a checkpoint stores only one of them."""
 
 from __future__ import annotations
 

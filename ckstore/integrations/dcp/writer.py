@@ -146,7 +146,7 @@ class CkstoreWriter(StorageWriter):
         self._rank = kwargs.get("rank", own)
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """Add the run, the step and the options of this rank to the plan."""
+        """Add the run, the step, the settings of the store and the digests of this rank to the plan."""
         return replace(plan, storage_data={**self._meant(), "digests": self.digests})
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
@@ -169,7 +169,7 @@ class CkstoreWriter(StorageWriter):
             staging, more = _stage(self.store, self, plan, planner, are_apart=are_apart)
         except (CkstoreError, OSError):
             raise
-        except Exception as error:  # a user may have defined its class, which other ranks may be unable to unpickle
+        except Exception as error:  # other ranks may be unable to unpickle an error of a user's class
             raise SaveFailed(f"saving {self.checkpoint_id} failed: {reason_of(error)}") from error
         self.say("part")
         data = {**self._meant(), "staging": staging.path.name, "digests": self.digests, **more}

@@ -121,7 +121,7 @@ class CkstoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
         return self.created(path)
 
     def ukey(self, path: str) -> str:
-        """Return a key that changes if this path comes to name a file of another checkpoint."""
+        """Return a key that changes when this path names a file of another checkpoint."""
         return str(tokenize(self.info(path)))
 
     def _open(self, path: str, mode: str = "rb", **_: Any) -> Any:
@@ -140,7 +140,7 @@ class CkstoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
         return self._staging_to_write(place).open(place, mode)
 
     def _continue(self, store: Path, info: CheckpointInfo) -> None:
-        """Make a checkpoint, of which a file was read, the parent of the next checkpoint that is written."""
+        """Record a checkpoint, of which a file was read, as the parent of the next written checkpoint."""
         context = context_of(self.store_at(store))
         parents = self._parents.setdefault(store, {})
         before = parents.get("")

@@ -29,9 +29,9 @@ class FirstDifference:
     Attributes:
         step: The step in which the trainings differ. With `after_restore`, the step after which the training was saved.
         after_restore: Whether the restored state differs from the saved one before any step.
-        kind: The first of these kinds of values that differs: ``batch``, ``random state``, ``loss``, ``metric``,
-            ``gradient``, ``model``, ``optimizer``, ``scheduler``, ``part``. It is ``position`` if one training ends, or
-            ends an epoch, where the other training has a step.
+        kind: The first kind of values that differs, in the order ``batch``, ``random state``, ``loss``, ``metric``,
+            ``gradient``, ``model``, ``optimizer``, ``scheduler`` and ``part``. It is ``position`` if one training ends,
+            or ends an epoch, where the other training has a step.
         names: The names of the values that differ, such as ``model.0.weight``, in the order of the parts.
         expected: The value of the first name in the uninterrupted training. For a tensor, its type, shape and digest.
         found: The value of the first name in this training.

@@ -97,8 +97,8 @@ def check(
         atol: For ``tolerant``, the absolute tolerance.
         ignore: Names that may differ, such as ``meter``, or shell patterns of such names. All names below them may also
             differ.
-        seed: The seed for the random generators of Python, NumPy and torch, which is set before the loop is made. The
-            resumed process gets another seed, because a real resumed process has drawn other numbers.
+        seed: The random generators of Python, NumPy and torch get this seed before the loop is made. The resumed
+            process gets another seed, because a real resumed process has drawn other numbers.
         timeout_s: Maximum duration of one process, in seconds.
         directory: A directory for the temporary stores. It must have free space for two checkpoints. If None, the
             default directory of `tempfile`.

@@ -24,9 +24,9 @@ _START = (
     "from ckstore.training.resume_check.check_process import main; main(sys.argv[1])"
 )
 _MARGIN_S = 10.0
-"""Seconds that a process has after its timeout to print its stack and end. It is sufficient on a busy machine."""
+"""Seconds that a process has after its timeout to print its stack and end, sufficient even on a busy machine."""
 _KILLED_S = 10.0
-"""Seconds to wait for a killed process. It ends immediately unless it waits for a dead disk or a debugger holds it."""
+"""Seconds to wait for a killed process, which ends immediately unless a dead disk or a debugger holds it."""
 _POLL_S = 0.02
 _OUTPUT_BYTES = 1 << 16
 _LINES_SHOWN = 40

@@ -90,7 +90,7 @@ class Observer:
         return Observation(position, step, {kind: found for kind, found in values.items() if found}, tuple(left_out))
 
     def tensors(self, names: tuple[str, ...] | None = None) -> dict[str, Any]:
-        """Return the tensors with these names at the last call of `record`, or all tensors if `names` is None."""
+        """Return the tensors with these names at the last call of `record`, by default all tensors."""
         return {
             name: leaf
             for name, leaf in self._tensors.items()
@@ -128,7 +128,7 @@ class Observer:
 def variables_of(function: Any) -> dict[str, Any]:
     """Return the variables that a function refers to: its closure, its object, and globals of its module.
 
-    The variables of functions in the same module that it calls are included.
+    If the function calls other functions of its module, their variables are included.
     """
     found: dict[str, Any] = {}
     waiting, seen = [function], set()

@@ -16,13 +16,13 @@ DOING = "doing"
 class Task:
     """The task of one process.
 
-    A recording is a list of records. Indexes are those of the uninterrupted process, whose first record is made before
-    the first step.
+    A recording is a list of records. Indexes refer to the recording of the uninterrupted process, whose first record is
+    made before the first step.
 
     Attributes:
         factory: The function that makes the loop.
         arguments: The value of ``sys.argv`` in the process.
-        seed: The seed of the random generators before the module is imported and before the loop is made.
+        seed: The seed that is set before the module is imported, and again before the loop is made.
         timeout_s: After this number of seconds, the process prints its stack and ends.
         folder: The folder for the result.
         steps: The minimum number of steps to train, unless `last` is given.

@@ -136,7 +136,7 @@ class Demo:
         best = min(others, key=lambda info: info.metrics["loss"])
         say(self.ckstore("pin", best.name, "--reason", "best of the early ones"))
         command = [sys.executable, "-uc", _READER, str(self.store), oldest.name]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as reader:  # ends with its input
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as reader:  # ends with stdin
             if reader.stdout is None or not reader.stdout.readline():
                 raise DemoFailed(f"the reader of {oldest.name} should map it, but it ended early")
             say(f"\nprocess {reader.pid} has mapped {oldest.name}, the oldest, which no rule keeps:\n")

@@ -97,7 +97,8 @@ def log(  # noqa: PLR0917 - one for each option
     with frame.reading() as store:
         # To find the newest N checkpoints that lack a metric, read all of them.
         found = store.checkpoints(run, newest=count if lacks is None else None, superseded=superseded)
-        # Call `latest`, which raises an error if all checkpoints are incomplete. "no checkpoint yet" would be wrong.
+        # Call `latest`, which raises an error if all checkpoints are incomplete. "no checkpoint yet" would be wrong
+        # in that case.
         if not found and store.latest(run) is None and run is not None:
             raise no_such_run(store.path, run)
     shown = [info for info in found[::-1] if start is None or time_of_text(info.created) >= start]
