@@ -22,13 +22,19 @@ _FLOAT4 = getattr(torch, "float4_e2m1fn_x2", None)  # torch has it since 2.8
 _HELD = set(safetensors.torch._SIZE)
 
 
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.dtype is _FLOAT4:  # torch 2.9 copies no tensors of this dtype
+        return tensor.view(torch.uint8).clone().view(tensor.dtype)
+    return tensor.contiguous().clone()
+
+
 @pytest.mark.property
 @given(state=st.dictionaries(st.text(max_size=6).filter(lambda name: name != "__metadata__"), tensors(), max_size=6))
 def test_every_tensor_of_save_file_is_found_with_its_bytes(state: dict[str, torch.Tensor]) -> None:
     state = {
-        name: tensor.detach().resolve_conj().contiguous().clone()
+        name: _copied(tensor.detach().resolve_conj())
         for name, tensor in state.items()
-        if tensor.dtype in _HELD and (tensor.dtype is not _FLOAT4 or tensor.ndim)
+        if tensor.dtype in _HELD and (tensor.dtype is not _FLOAT4 or (tensor.ndim and tensor.is_contiguous()))
     }
     data = safetensors.torch.save(state, {"format": "pt", "né\n": '"\\'})
 
