@@ -1,1 +1,1 @@
-"""Compaction: store checkpoints of a run as differences to newer ones, with unchanged content (docs/adr/0020)."""
+"""Compact checkpoints: store them as differences from newer checkpoints, with unchanged content (docs/adr/0020)."""

@@ -1,10 +1,11 @@
 """Carry out a compaction, one checkpoint after another, beginning with the newest.
 
-For each checkpoint, a new directory is written like that of a save. It has links to the files that the checkpoint
-keeps, and encoded files in place of plain ones. One rename publishes this directory as the next generation of the
-checkpoint. The former generation is kept and locked while older checkpoints may be encoded against its plain bytes.
-Then it is moved to trash, and gc frees files that no directory uses. If the process is killed at any step, each
-checkpoint exists in its plain form, in its encoded form, or in both.
+Each checkpoint gets a new directory, which is staged like the directory of a save. The new directory has links to the
+files that the checkpoint keeps, and encoded files instead of the replaced plain ones. One rename publishes this
+directory as the next generation of the checkpoint. The former generation is kept and locked as long as older
+checkpoints may be encoded against its plain bytes. Then the former generation is moved to trash, and the files that no
+directory uses are freed. If the process is killed at any step, each checkpoint exists in its former form, in its new
+form, or in both.
 """
 
 from __future__ import annotations
@@ -43,12 +44,13 @@ _CATALOG_TIMEOUT_S = 5.0
 
 
 def compact(context: Context, plan: CompactionPlan, share: Share | None = None) -> CompactionReport:
-    """Carry out a plan, using a share of a processor. Checkpoints that are in use or were changed are skipped.
+    """Carry out a plan, using at most `share` of a processor, and return the report.
 
-    After an error, the checkpoints that are already compacted remain compacted.
+    Checkpoints are skipped if a process uses them or if they changed after the plan was made. After an error, the
+    checkpoints that are already compacted remain compacted.
     """
     context.check_writable()
-    left = drop_superseded(context, forms_only=True)  # former generations that a killed compaction left
+    left = drop_superseded(context, forms_only=True)  # former generations left by a killed compaction
     with _Compaction(context, plan, share) as work:
         work.let_go |= left
         for entry in plan.compacted:
@@ -80,11 +82,11 @@ class _Compaction:
         self._orphans = Orphans()
         self._settler = EncodingPlanner(self._forms, self._orphans)
         self._owners = Owners()
-        # Names of checkpoints with old packs that an older checkpoint will encode -> their staging directory, if it
-        # already has encoded files; otherwise None.
+        # The checkpoints with old packs that will be encoded with an older checkpoint. The key is the name of the
+        # checkpoint. The value is its staging directory if that directory already has encoded files, otherwise None.
         self._later: dict[str, Staging | None] = {}
         for entry in plan.compacted:
-            # A checkpoint that cannot be opened is reported as skipped later, by `one`.
+            # If a checkpoint cannot be opened, `one` later reports it as skipped.
             unread = suppress(CkstoreError, FileNotFoundError, NotADirectoryError, PermissionError)
             with unread, opened(self._context, entry.info) as directory:
                 self._owners.note(entry.info.key, directory.manifest)
@@ -92,7 +94,7 @@ class _Compaction:
         self._note_others(plan)
 
     def _note_others(self, plan: CompactionPlan) -> None:
-        """Settle the present form of the blobs of checkpoints that are not compacted, since their files are kept."""
+        """Settle the present forms of the blobs in all other checkpoints, since their files are kept."""
         mine = {entry.info.key.any_generation for entry in plan.compacted}
         shares = {entry.info.key for entry in plan.entries if entry.shares}
         # A former generation is dropped soon, so a blob that is plain only in this generation need not remain plain.
@@ -106,21 +108,21 @@ class _Compaction:
             try:
                 with CheckpointDirectory.at(self._context.layout.checkpoint(key)) as directory:
                     manifest = directory.manifest
-                    # An evicted checkpoint has a plain manifest but no files, so it settles nothing. Other directories
-                    # may have the same blobs in encoded form only.
+                    # An evicted checkpoint has a plain manifest but lacks blobs. Do not settle these blobs as plain,
+                    # because other directories may have them only in encoded form.
                     if not judge_blobs(directory.lock.inside, directory.lock.fd, manifest).is_local:
                         continue
                     self._orphans.note(manifest)
                     if key in shares:
-                        # Keep the plain blobs that count as the checkpoint's own. Its other blobs are replaced by the
-                        # encoded forms that older checkpoints have.
+                        # Keep the plain blobs that count as the checkpoint's own. `share` replaces the checkpoint's
+                        # other blobs with the encoded forms that older checkpoints have.
                         self._forms.keep_plain(
                             blob for blob in own_blobs(manifest) if manifest.form.has_file(blob.digest)
                         )
                     else:
                         self._forms.adopt(manifest)
             except (FileNotFoundError, NotADirectoryError, DamagedBlob, InUse, PermissionError):
-                continue  # the checkpoint was deleted or cannot be read; it has its own links to the files it needs
+                continue  # the checkpoint was deleted, or is unreadable but has its own links to the files it needs
 
     def one(self, entry: CompactionEntry) -> None:
         """Compact one checkpoint, or record why it was skipped."""
@@ -131,7 +133,7 @@ class _Compaction:
                 before = {blob.digest for blob in directory.manifest.blobs if self._forms.is_settled(blob.digest)}
                 self._one(entry, directory, held)
         except UnknownOutcome as error:
-            # It is unknown whether the new generation is on the disk, so begin no other checkpoint, and free nothing.
+            # The new generation may be missing on the disk, so start no other checkpoint, and free nothing.
             self._tell("unknown", entry, error)
             raise
         except (CkstoreError, FileNotFoundError, PermissionError) as error:
@@ -142,14 +144,14 @@ class _Compaction:
 
     def _skip(self, entry: CompactionEntry, error: CkstoreError | OSError) -> None:
         self.skipped.append(Uncompacted(entry.info, why_of(error)))
-        if not isinstance(error, InUse | FileNotFoundError):  # these need no attention
+        if not isinstance(error, InUse | FileNotFoundError):  # a checkpoint in use or deleted needs no event
             self._tell("uncompacted", entry, error)
 
     def _tell(self, kind: str, entry: CompactionEntry, error: CkstoreError | OSError) -> None:
         events.note(self._context, kind, entry.info.key.run_step, id=entry.info.id, why=f"compaction: {why_of(error)}")
 
     def _forget(self, info: CheckpointInfo, before: set[str]) -> None:
-        """Settle the blobs of a skipped checkpoint in their present form, since other checkpoints may have them."""
+        """Settle the present forms of the blobs of a skipped checkpoint, since other checkpoints may use the blobs."""
         try:
             with opened(self._context, info) as directory:
                 manifest = directory.manifest
@@ -175,26 +177,27 @@ class _Compaction:
             if open_ones:
                 self._later[info.name] = None
             if not all(manifest.form.has_file(digest) for digest in open_ones):
-                # For a blob without a plain file, the encoded form will change. Finish this checkpoint after the
-                # checkpoint that owns the blob was encoded.
+                # An unsettled blob that this checkpoint has only in encoded form will get another encoded form. Finish
+                # this checkpoint after the checkpoint that owns the blob is encoded.
                 if self.encoded.count > count or staging.written:
                     self._later[info.name] = staging
                 else:
                     reclaim.discard(self._context, staging)
                 return
         except BaseException as error:
-            # Compaction only saves space, which does not justify freeing dropped checkpoints that could be restored.
+            # Do not free dropped checkpoints that can still be restored: the only aim of compaction is to save space.
             reclaim.discard(self._context, staging, error, purge=False)
             raise
         self._publish(entry, directory, staging, base)
 
     def _rest(self, directory: CheckpointDirectory) -> None:
-        """Pause if a pause is due. During the pause, the checkpoints are not locked and may be deleted.
+        """Pause if a pause is due, and unlock the checkpoints during the pause, so that they can be deleted.
 
         Raises:
-            FileNotFoundError, InUse: One of the checkpoints was dropped or replaced.
+            FileNotFoundError: One of the checkpoints was dropped or replaced.
+            InUse: Another process has locked one of the checkpoints.
         """
-        # The locks are released because, at a small share, the pauses take nearly all of the time.
+        # If the share is small, the pauses take nearly all of the time, so locks must not be held during them.
         if self._share is None or not self._share.is_due:
             return
         try:
@@ -207,7 +210,7 @@ class _Compaction:
             raise
 
     def share(self, entry: CompactionEntry) -> None:
-        """Replace old packs in the directory of a checkpoint by the encoded forms that older checkpoints have."""
+        """Replace old packs in the directory of a checkpoint with the encoded forms that older checkpoints have."""
         name = entry.info.name
         if not entry.shares and name not in self._later:
             return
@@ -233,7 +236,7 @@ class _Compaction:
         staging: Staging | None,
         *others: CheckpointDirectory,
     ) -> None:
-        """Publish another form of a checkpoint, unless its present form is the wanted one."""
+        """Publish the wanted form of a checkpoint, unless it is the present form."""
         info, manifest = entry.info, directory.manifest
         wanted = self._forms.encoding(directory.manifest_id, manifest.blobs, entry.place)
         is_plain = not any(blob.digest in wanted.encoded for blob in manifest.blobs)
@@ -256,7 +259,7 @@ class _Compaction:
 
     @property
     def encoded(self) -> EncodingTotals:
-        """The counts and sizes of the blobs that were encoded so far."""
+        """The number and the sizes of the blobs encoded so far."""
         return self._settler.encoded
 
     def _published(
@@ -274,7 +277,7 @@ class _Compaction:
         except BaseException:
             lock.release()
             raise
-        self._bases.put_old(info.name, directory, old)  # do this first, so that it is closed even after an error
+        self._bases.put_old(info.name, directory, old)  # first, so that it is closed after an error
         kept = {file.digest for file in wanted.files}
         self.let_go |= {blob.digest for blob in manifest.stored if blob.digest not in kept}
         sizes = dict(wanted.files)

@@ -1,4 +1,4 @@
-"""Automatic compaction of checkpoints that have reached the age in the settings."""
+"""Compact checkpoints automatically when they reach the age in the settings."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Rule(NamedTuple):
 
     after_s: float  # the age in seconds at which a checkpoint is compacted
     share: float  # the maximum share of one processor that compaction uses
-    keep_newest: int  # how many of the newest checkpoints of each run remain plain
+    keep_newest: int  # the number of newest checkpoints of each run that remain plain
 
     @property
     def created_before(self) -> datetime:
-        """The latest time of saving at which a checkpoint is old enough now."""
+        """The time before which a checkpoint must have been saved to be old enough now."""
         return datetime.now(UTC) - timedelta(seconds=self.after_s)
 
 
@@ -40,7 +40,10 @@ def rule_of(layout: Layout) -> Rule | None:
 
 
 def is_any_due(context: Context, rule: Rule) -> bool:
-    """Whether any checkpoint is old enough. Compacted ones also count, so that no directory must be opened."""
+    """Whether any checkpoint is old enough, apart from the newest of each run.
+
+    Compacted checkpoints also count, so that no directory needs to be opened.
+    """
     before = text_of_time(rule.created_before)
     by_run: dict[str, list[str]] = {}
     for info in infos(context):
@@ -49,6 +52,6 @@ def is_any_due(context: Context, rule: Rule) -> bool:
 
 
 def compact_due(context: Context, rule: Rule) -> CompactionReport:
-    """Compact the checkpoints that are old enough, using a share of a processor."""
+    """Compact the checkpoints that are old enough, using at most the share of a processor that `rule` allows."""
     found = plan(context, (), None, keep_newest=rule.keep_newest, created_before=rule.created_before)
     return compact(context, found, Share(rule.share))

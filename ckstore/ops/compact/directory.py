@@ -1,8 +1,8 @@
-"""The directories of a compaction: the new directory of a checkpoint, and the bases of other checkpoints.
+"""Fill the new directory of a compacted checkpoint, and keep the bases of a plan open.
 
-The new directory has links to the files that the checkpoint keeps, its encoded files, and two documents. A base remains
-open as long as checkpoints are encoded against it. If the base itself was compacted, its former generation is kept,
-because the plain bytes may exist nowhere else.
+The new directory contains the encoded files, links to the files that the checkpoint keeps, and the documents. A base
+remains open as long as checkpoints are encoded against it. If this compaction has compacted the base, the former
+generation of the base is kept, because no other directory may have the plain bytes.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from ckstore.ops.context import Context
 
 
 def gather(staging: Staging, wanted: Encoding, holders: Iterable[CheckpointDirectory]) -> None:
-    """Link every file of the new directory that is not staged yet."""
+    """Link every wanted file that is not staged yet into the new directory."""
     sizes = dict(wanted.files)
     for digest in staging.keep_exactly(sizes):
         if staging.claim(digest, sizes[digest]):
             continue
         staging.unclaim(digest)
-        # The canonical name may have been lost in a power cut, but each of these directories has its own links.
+        # The canonical name of the blob may be missing after a power cut, but each holder has its own links.
         for holder in holders:
             if any(file.digest == digest for file in holder.manifest.stored):
                 staging.take(digest, holder.blobs.inside / digest)
@@ -45,14 +45,14 @@ def gather(staging: Staging, wanted: Encoding, holders: Iterable[CheckpointDirec
 
 
 def seal(staging: Staging, wanted: Encoding, directory: CheckpointDirectory, algorithm: Algorithm) -> None:
-    """Write the documents, check them as a reader does, and make everything durable."""
+    """Write the documents of the new directory, check them as a reader does, and make the directory durable."""
     inside = directory.lock.inside
     plain = staging.lock.inside / PLAIN
     source = inside / directory.manifest_file
     if not wanted.encoded:
         staging.seal(files.read_file(source, most_bytes=MANIFEST_MAX_BYTES))
         return
-    # Link the existing file of the manifest instead of writing a copy.
+    # Link the existing manifest file instead of copying it.
     if not links.try_link(source, plain):
         files.create_file(plain, files.read_file(source, most_bytes=MANIFEST_MAX_BYTES), mode=0o444)
     text = render(wanted, algorithm)
@@ -66,7 +66,7 @@ def seal(staging: Staging, wanted: Encoding, directory: CheckpointDirectory, alg
 
 
 def same(wanted: Encoding, present: StoredForm) -> bool:
-    """Whether a directory is stored as wanted."""
+    """Whether the present form of a checkpoint equals the wanted one."""
     if not isinstance(present, Encoding):
         return False
     if set(wanted.files) != set(present.files) or wanted.encoded.keys() != present.encoded.keys():
@@ -78,14 +78,20 @@ def same(wanted: Encoding, present: StoredForm) -> bool:
 
 
 class _Base(NamedTuple):
-    """An open checkpoint. If it has a path, it is a former generation with an exclusive lock."""
+    """A checkpoint that is open as a base.
+
+    `path` is not None only for a former generation, which has an exclusive lock.
+    """
 
     directory: CheckpointDirectory
     path: StorePath | None
 
 
 class BaseCheckpoints:
-    """The bases of a plan. Each base is closed after its last use; a former generation is also moved to trash."""
+    """The bases of a plan, each of which is closed after its last use.
+
+    If the base is a former generation, it is then also moved to trash.
+    """
 
     def __init__(self, context: Context, plan: CompactionPlan) -> None:
         self._context = context
@@ -96,26 +102,29 @@ class BaseCheckpoints:
         self._open: dict[str, _Base] = {}
 
     def open(self, name: str) -> CheckpointDirectory:
-        """Return a base, opening it at the first call. If this plan has compacted it, return its former generation."""
+        """Return a base, which is opened at the first call.
+
+        If this compaction has compacted the base, return its former generation.
+        """
         if name not in self._open:
             self._open[name] = _Base(opened(self._context, self._infos[name]), None)
         return self._open[name].directory
 
     def published(self) -> list[CheckpointDirectory]:
-        """Return the open bases that are still the latest generation."""
+        """Return the open bases whose directory is still the latest generation of its checkpoint."""
         return [base.directory for base in self._open.values() if base.path is None]
 
     def close_published(self) -> None:
-        """Close the bases that `published` returns. `open` can open them again."""
+        """Close the bases that `published` returns, which `open` can reopen."""
         for name in [name for name, base in self._open.items() if base.path is None]:
             self._drop(name)
 
     def put_old(self, name: str, directory: CheckpointDirectory, path: StorePath) -> None:
-        """Keep the former generation of a checkpoint, with its lock."""
+        """Keep the former generation of a checkpoint, which is open and locked, as a base."""
         self._open[name] = _Base(directory, path)
 
     def used(self, name: str) -> None:
-        """Record that one checkpoint was encoded against the base, or will not be."""
+        """Record that one checkpoint no longer needs the base."""
         self._uses_left[name] -= 1
         self.drop_unused(name)
 
@@ -137,9 +146,9 @@ class BaseCheckpoints:
         try:
             if base.path is not None:
                 trash.move_to_trash(self._context.layout, base.path, base.directory.lock)
-                # Sync the new parent first (law N4). The next publication syncs the directory of the run.
+                # Sync trash before the directory of the run (law N4), which the next publication syncs.
                 files.sync_directory(self._context.layout.trash)
-        except FileNotFoundError:  # another process moved it to trash
+        except FileNotFoundError:  # another process has moved the directory to trash
             pass
         finally:
             base.directory.close()

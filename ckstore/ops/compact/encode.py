@@ -16,15 +16,15 @@ from ckstore.objects.encoded import Decoder
 from ckstore.objects.staging import Staging
 from ckstore.ops.compact.match import Segment
 
-# The maximum size of the plain blobs in memory. They are kept because blobs that are encoded one after another often
-# have the same bases, and a pack is a base of many small parts.
+# The maximum total size of the plain blobs that are kept in memory. Blobs that are encoded one after another often have
+# the same bases, and one pack is often the base of many small parts.
 _KEPT_BYTES = 160 * 2**20
 
 
 class BlobSource:
     """Reads plain blobs of open checkpoints, compares each with its digest, and keeps a few in memory.
 
-    It must be used by one thread only.
+    Use an instance in one thread only.
     """
 
     def __init__(self, before_each: Callable[[], None] = lambda: None) -> None:
@@ -34,7 +34,7 @@ class BlobSource:
         self._kept: OrderedDict[str, bytearray] = OrderedDict()
 
     def add(self, directory: CheckpointDirectory) -> None:
-        """Add a checkpoint to read from. It must remain open."""
+        """Add a checkpoint to read from, which the caller must keep open."""
         decoder = Decoder(directory)
         for blob in directory.manifest.blobs:
             self._decoders[blob.digest] = decoder
@@ -44,7 +44,7 @@ class BlobSource:
         """Return a plain blob.
 
         Raises:
-            DamagedBlob: It is damaged, so nothing may be encoded from its bytes or against them.
+            DamagedBlob: The blob is damaged, so it must neither be encoded nor serve as a base.
         """
         if digest in self._kept:
             self._kept.move_to_end(digest)
@@ -64,7 +64,7 @@ class BlobSource:
         return memoryview(self.read(digest))[start : start + nbytes]
 
     def sample(self, digest: str, start: int, nbytes: int) -> bytearray:
-        """Return bytes of a plain blob without comparing its digest, for decisions that may be wrong."""
+        """Return bytes of a plain blob that are not verified, for decisions in which an error only costs space."""
         data = bytearray(nbytes)
         self._decoders[digest].read(digest, start, memoryview(data), "the compaction")
         return data
@@ -100,11 +100,11 @@ def stage(source: BlobSource, staging: Staging, blob: BlobRecord, data: bytes) -
     """Write an encoded blob durably, read it back from the disk, decode it, and return its record.
 
     Raises:
-        SaveFailed: It does not decode to the plain blob.
+        SaveFailed: The file does not decode to the plain blob.
     """
     digest = algorithm_of(blob.digest).digest(data)
     staging.put(digest, memoryview(data))
-    # Read the file from the disk and not from memory, since the plain blob will be deleted.
+    # Read the bytes on the disk instead of those in the page cache, since the plain blob will be deleted.
     back = direct.read_range(staging.path_of(digest), 0, len(data) + 1)
     try:
         plain = container.decode_blob(

@@ -1,4 +1,4 @@
-"""Decide how each blob is stored: encoded against a newer checkpoint, compressed without a base, or plain."""
+"""Decide how each blob is stored: encoded against other blobs, compressed without a base, or plain."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from ckstore.ops.compact.encode import BlobSource
     from ckstore.ops.compact.shares import Orphans
 
-# The maximum size of the files in the chain of a blob, as a multiple of its plain size. A load reads and decodes the
-# whole chain. With a larger chain, decoding a dense tensor takes more time than the smaller files save.
+# The maximum total size of the files in the chain of a blob, as a multiple of the plain size of the blob. A load reads
+# and decodes the whole chain. With a higher limit, a load of a dense tensor would lose more time to decoding than it
+# would gain from the smaller files.
 PATH_TIMES = 2
 
 
@@ -33,9 +34,9 @@ class Form(NamedTuple):
 
 
 class EncodingTable:
-    """The form of each blob for which a form is settled, by the digest of the plain blob.
+    """The settled forms of blobs, by the digest of the plain blob.
 
-    A settled form does not change unless it is forgotten.
+    A settled form does not change until `forget` removes it.
     """
 
     def __init__(self) -> None:
@@ -53,17 +54,17 @@ class EncodingTable:
                 self._plain[blob.digest] = blob.nbytes
 
     def put(self, digest: str, form: Form) -> None:
-        """Settle a blob as encoded."""
+        """Settle a blob in an encoded form."""
         self._encoded[digest] = form
 
     def forget(self, digests: Iterable[str]) -> None:
-        """Remove the forms of some blobs."""
+        """Remove the settled forms of some blobs."""
         for digest in digests:
             self._encoded.pop(digest, None)
             self._plain.pop(digest, None)
 
     def adopt(self, manifest: Manifest) -> None:
-        """Settle the blobs of a checkpoint in their present form, unless their form is already settled."""
+        """Settle the present form of each blob of a checkpoint, unless a form of the blob is already settled."""
         encoding = encoding_of(manifest)
         if encoding is None:
             self.keep_plain(manifest.blobs)
@@ -75,7 +76,7 @@ class EncodingTable:
         self.keep_plain(file for file in encoding.files if file.digest not in used)
 
     def adopt_one(self, encoding: Encoding, digest: str) -> None:
-        """Settle one blob in the form that it has in the directory of a checkpoint."""
+        """Settle the form that one blob has in the directory of a checkpoint."""
         form = encoding.encoded.get(digest)
         if form is None:
             self._plain[digest] = dict(encoding.files)[digest]
@@ -85,13 +86,17 @@ class EncodingTable:
     def may_be_base(self, digest: str, of: str) -> bool:
         """Whether a blob may be a base of the blob `of`.
 
-        All blobs in its chain must be settled, `of` must not be among them, and the chain must not be too long.
+        All blobs in the chain of the base must be settled, `of` must not be among them, and the chain must not be too
+        long.
         """
         path = self.path([digest])
         return of not in path and all(map(self.is_settled, path)) and self._depth([digest]) < PATH_MOST
 
     def path(self, digests: Iterable[str]) -> dict[str, Form | None]:
-        """Return the encoded forms of blobs and of all their bases, by digest, with None for each plain blob."""
+        """Return the encoded forms of blobs and of all their bases, by digest.
+
+        The form is None for each blob that is plain or not settled.
+        """
         found: dict[str, Form | None] = {}
         waiting = list(digests)
         while waiting:
@@ -104,10 +109,11 @@ class EncodingTable:
     def allows(self, digest: str, nbytes: int, file_nbytes: int, bases: Iterable[str], masters: Iterable[str]) -> bool:
         """Whether a blob may be encoded with these bases.
 
-        The blob must not be in the chain of the bases, and the chain must not be too long or too large.
+        All blobs in the chains of the bases must be settled, and the blob must not be among them. The chain of the
+        blob must not be too long or too large.
 
-        `masters` are the blobs of which this blob is a copy. A load reads them anyway, so their plain sizes raise the
-        limit.
+        `masters` are the blobs of which the blob is a half-precision copy. A load reads the masters anyway, so their
+        plain sizes raise the limit.
         """
         path = self.path(bases)
         if digest in path or any(not self.is_settled(one) for one in path):
@@ -133,7 +139,7 @@ class EncodingTable:
         return self._encoded.get(digest)
 
     def encoding(self, checkpoint: str, blobs: Iterable[BlobRecord], place: int) -> Encoding:
-        """Return the encoding of the directory of a checkpoint with these blobs."""
+        """Return the encoding of a checkpoint's new directory, in which these blobs have their settled forms."""
         sizes = dict(blobs)
         path = self.path(sizes)
         files: dict[str, BlobRecord] = {}
@@ -152,7 +158,7 @@ class EncodingTable:
 
 @dataclass(slots=True)
 class EncodingTotals:
-    """How many blobs were encoded, their total size, and the total size of their encoded forms."""
+    """The number of encoded blobs, their total plain size, and the total size of their encoded files."""
 
     count: int = 0
     plain_bytes: int = 0
@@ -160,17 +166,20 @@ class EncodingTotals:
 
 
 class EncodingPlanner:
-    """Settles forms, and stages the encoded files."""
+    """Settles the forms of blobs, and stages the encoded files."""
 
     def __init__(self, forms: EncodingTable, orphans: Orphans) -> None:
-        self.encoded = EncodingTotals()  # counts of the encoded blobs
+        self.encoded = EncodingTotals()  # of the blobs encoded so far
         self._forms = forms
         self._orphans = orphans
 
     def settle(
         self, manifest: Manifest, mine: Collection[str], base: Manifest, source: BlobSource, staging: Staging
     ) -> None:
-        """Settle the form of each blob in `mine`. Masters come before their copies, which are decoded with them."""
+        """Settle the form of each blob in `mine`.
+
+        Half-precision copies are settled after their masters, because the masters are bases of the copies.
+        """
         todo = [
             i
             for i, blob in enumerate(manifest.blobs)
@@ -191,11 +200,11 @@ class EncodingPlanner:
             masters = {s.base for s in segments if s.prediction != "same"}
             if self._keep_present(manifest, blob, header.bases, masters):
                 return
-            # Check with the least possible size before encoding, because the chain of the bases is often too large by
-            # itself.
+            # Before encoding, check the limits for a file of 0 bytes, because the chains of the bases alone are often
+            # too large.
             near = fits(header) and self._forms.allows(blob.digest, blob.nbytes, 0, header.bases, masters)
-            # Without a base, the blob would nearly always take more than half of its plain size (docs/adr/0020), so it
-            # need not be encoded for a comparison.
+            # If the blob would be encoded without a base, keep a present form of at most half the plain size. Without a
+            # base, the blob nearly always takes more (docs/adr/0020), so do not encode it only to compare the sizes.
             if not (near and header.bases) and self._keep_over_hole(manifest, blob, most_bytes=blob.nbytes // 2):
                 return
             if not near:
@@ -215,12 +224,14 @@ class EncodingPlanner:
         if self._keep_over_hole(manifest, blob, most_bytes=blob.nbytes):
             return
         if not manifest.form.has_file(blob.digest):
-            # The store has only the present form, whose bases were deleted or evicted, or take too much now.
+            # This directory has the blob only in its present encoded form, which is not worth keeping.
             staging.put(blob.digest, memoryview(source.read(blob.digest)))
         self._forms.keep_plain([blob])
 
     def _keep_over_hole(self, manifest: Manifest, blob: BlobRecord, *, most_bytes: int) -> bool:
-        """Keep the present form of a blob whose bases may be orphans, if it takes at most `most_bytes` with its share.
+        """Keep the present encoded form of a blob, whose bases may be orphans, if this takes at most `most_bytes`.
+
+        The blob's file counts, and also the blob's share of each orphan in its chain.
 
         Returns:
             Whether the present form was kept.
@@ -239,7 +250,11 @@ class EncodingPlanner:
         return self._keep_present(manifest, blob, form.bases, ())
 
     def _keep_present(self, manifest: Manifest, blob: BlobRecord, bases: Iterable[str], masters: Iterable[str]) -> bool:
-        """Keep the present encoded form of a blob if its bases are among `bases`; return whether it was kept."""
+        """Keep the present encoded form of a blob if its bases are among `bases` and the limits allow it.
+
+        Returns:
+            Whether the present form was kept.
+        """
         encoding = encoding_of(manifest)
         form = None if encoding is None else encoding.encoded.get(blob.digest)
         if encoding is None or form is None or not set(form.bases) <= set(bases):

@@ -18,7 +18,7 @@ from ckstore.objects.trash import names_in
 
 
 def documents(path: StorePath, data: bytes, algorithm: Algorithm) -> list[tuple[str, bytes]]:
-    """Return the documents of a directory whose manifest is `data`, as names and contents in the order of writing."""
+    """Return the names and contents of the documents of a directory with the manifest `data`, in the order to write."""
     manifest, manifest_id = parse_manifest(data, where=f"the manifest of {path}")
     form = encoding_at(path)
     if form is None or form.checkpoint != manifest_id:
@@ -32,7 +32,7 @@ def documents(path: StorePath, data: bytes, algorithm: Algorithm) -> list[tuple[
 
 
 def _found_encoding(path: StorePath, manifest: Manifest, manifest_id: str) -> Encoding:
-    """Determine from the files in a directory how its blobs are stored: an encoded file names its plain blob."""
+    """Reconstruct the encoding of a directory from its files: the header of an encoded file names the plain blob."""
     plain = {blob.digest for blob in manifest.blobs}
     listed: list[BlobRecord] = []
     encoded: list[tuple[container.Header, str]] = []

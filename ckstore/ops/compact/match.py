@@ -1,7 +1,7 @@
-"""Find bytes of a checkpoint that resemble bytes of another checkpoint, or other bytes of the same one.
+"""Find similar bytes for each blob of a checkpoint, in a newer checkpoint or in the checkpoint itself.
 
-Tensors are matched by their names. A tensor that is a half-precision copy of another tensor is matched by its values. A
-wrong match costs space and never correctness.
+Tensors of two checkpoints are matched by their names. In the checkpoint itself, a half-precision copy is matched with
+its float32 tensor by the values. A wrong match costs space, but never makes a result wrong.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _COPIES: Mapping[str, Prediction] = {"bfloat16": "bf16", "float16": "fp16"}
 
 
 class Segment(NamedTuple):
-    """Some bytes of a blob, and the bytes of another blob, the base, that predict them."""
+    """A range of bytes of a blob, and the range of another blob, the base, that predicts these bytes."""
 
     nbytes: int
     width: int  # size of an element in bytes
     prediction: Prediction = "same"  # how the bytes of the base predict the bytes of the blob
-    base: str = ""  # digest of the base in plain form; empty if there is no base
-    offset: int = 0  # offset in the base in bytes
+    base: str = ""  # digest of the plain base; empty if there is no base
+    offset: int = 0  # start of the range in the base, in bytes
 
 
 class _Place(NamedTuple):
@@ -43,7 +43,7 @@ class _Place(NamedTuple):
 
 
 class StorageLayout:
-    """The places of the storages of a manifest in its blobs, and the names of the storages."""
+    """The names of a manifest's storages, and the places of these storages in the blobs."""
 
     def __init__(self, manifest: Manifest) -> None:
         self.manifest = manifest
@@ -62,18 +62,18 @@ class StorageLayout:
 
     def _call(self, storage: int, name: object) -> None:
         record = self.manifest.storages[storage]
-        # The key includes the size and the tiling, since equal offsets mean equal elements only if these are equal.
+        # The key includes the size and the tiling. Only if both are equal, equal offsets refer to the same elements.
         key = (name, record.nbytes, record.tiling)
         self._name_of[storage] = key
         self.by_name.setdefault(key, storage)
 
     def like(self, other: StorageLayout, storage: int) -> int | None:
-        """Return the storage of this manifest that has the same name as a storage of another manifest, or None."""
+        """Return the storage of this manifest with the same name as a storage of another manifest, or None."""
         name = other._name_of.get(storage)
         return None if name is None else self.by_name.get(name)
 
     def places(self) -> dict[int, list[_Place]]:
-        """Return the places of storages in each blob, sorted by their offset, with one place for each offset."""
+        """Return the places of storages in each blob, sorted by offset, with only one place for each offset."""
         found: dict[int, dict[int, _Place]] = defaultdict(dict)
         for i, storage in enumerate(self.manifest.storages):
             at = 0
@@ -83,7 +83,7 @@ class StorageLayout:
         return {blob: [by_offset[offset] for offset in sorted(by_offset)] for blob, by_offset in found.items()}
 
     def within(self, storage: int, start: int, stop: int) -> Iterator[tuple[int, str, int]]:
-        """Yield the parts of bytes `start` to `stop` of a storage: length, blob, and offset in the blob."""
+        """Yield the length, the blob and the offset of each part of the bytes `start` to `stop` of a storage."""
         extents = self.manifest.storages[storage].extents
         if storage not in self._starts:
             self._starts[storage] = list(accumulate((extent.length for extent in extents), initial=0))
@@ -115,7 +115,7 @@ class Matcher:
 
     Args:
         own: The checkpoint.
-        base: The newer checkpoint against which it is encoded.
+        base: The newer checkpoint against which `own` is encoded.
         read: Returns bytes of a blob of the checkpoint, given the digest, the offset and the length.
         may_be_base: Returns whether the first blob may be a base of the second.
     """
@@ -131,16 +131,16 @@ class Matcher:
         self._asked: dict[tuple[str, str], bool] = {}
 
     def is_copy(self, blob: int) -> bool:
-        """Whether a part of a blob is a half-precision copy of a float32 tensor, which must be settled first."""
+        """Whether a part of a blob is a half-precision copy. The float32 tensor of such a copy is settled first."""
         return any(place.storage in self._masters for place in self._places.get(blob, ()))
 
     def segments(self, blob: int, *, alone: bool) -> list[Segment]:
-        """Return segments for all bytes of a blob in order. With `alone`, they have no bases."""
+        """Return the segments that cover a blob, in order. With `alone`, no segment has a base."""
         nbytes = self._own.manifest.blobs[blob].nbytes
         found: list[Segment] = []
         at = 0
         for place in self._places.get(blob, ()):
-            if place.offset < at:  # it overlaps with the previous one
+            if place.offset < at:  # it overlaps the previous place
                 continue
             if place.offset > at:
                 found.append(Segment(place.offset - at, 1))
@@ -164,19 +164,19 @@ class Matcher:
             ratio = base_bytes(prediction, 1)
             start = ratio * place.storage_offset
             parts = list(layout.within(storage, start, start + ratio * place.nbytes))
-            # A base must not lie in the same pack, and no piece of it may end inside an element.
+            # A blob must not be its own base, and no part in the base may end inside an element.
             if all(n % (ratio * width) == 0 and self._usable(digest, blob) for n, digest, _ in parts):
                 return [Segment(n // ratio, width, prediction, digest, offset) for n, digest, offset in parts]
         return [Segment(place.nbytes, width)]
 
     def _usable(self, digest: str, blob: str) -> bool:
-        """Whether a blob may be a base of another one. The answer is computed once for each pair of blobs."""
+        """Whether the first blob may be a base of the second, computed once for each pair."""
         if (digest, blob) not in self._asked:
             self._asked[digest, blob] = digest != blob and self._may_be_base(digest, blob)
         return self._asked[digest, blob]
 
     def _pairs(self, read: ReadRange) -> dict[int, int]:
-        """Return which half-precision storages are copies of which float32 storages, judging by their first values."""
+        """Map each half-precision copy to its float32 storage, which is found by comparing the first values."""
         own = self._own
         copies = [i for i, leaf in own.leaves.items() if leaf.dtype in _COPIES and own.is_one_leaf(i)]
         if not copies:
@@ -201,12 +201,12 @@ class Matcher:
         if found is None:
             return b""
         nbytes, digest, offset = found
-        # Return only whole elements: a forged piece may end in the middle of an element.
+        # Return only whole elements, since a forged piece may end in the middle of an element.
         return bytes(read(digest, offset, nbytes - nbytes % width))
 
 
 def check_covers(segments: list[Segment], nbytes: int) -> None:
-    """Raise if segments do not cover all bytes of a blob, so that a bug of this program creates no damaged file."""
+    """Raise an error if segments do not cover a whole blob, so that a bug here cannot create a damaged file."""
     total = sum(segment.nbytes for segment in segments)
     if total != nbytes:
         raise BadInput(f"the parts of a blob have {total} bytes, wanted {nbytes}")

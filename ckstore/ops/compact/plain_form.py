@@ -1,7 +1,7 @@
 """Heal a lost encoded file by storing the plain blob.
 
-A lost encoded file cannot be created again, because another version of the encoder creates different bytes for the same
-blob. Instead, each checkpoint that had the file gets the plain blob and a document that lists it.
+A lost encoded file cannot be created again, because another version of the encoder may create different bytes for the
+same blob. Instead, each checkpoint that had the file gets the plain blob, and a document that lists the plain blob.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ _CATALOG_TIMEOUT_S = 5.0
 
 
 def plain_of(context: Context, file: str, held: dict[CheckpointKey, InUse]) -> tuple[BlobRecord, Manifest] | None:
-    """Return the plain blob of an encoded file, and the manifest of a checkpoint with the file, or None.
+    """Return the plain blob of an encoded file, and the manifest of a checkpoint with the file.
 
-    Checkpoints that another process has locked for too long are added to `held`.
+    The result is None if no readable checkpoint has the file. Checkpoints that another process has locked for too long
+    are added to `held`.
     """
     for key, _ in context.layout.published():
         path = context.layout.checkpoint(key)
@@ -57,12 +58,12 @@ def _decoded_from(encoding: Encoding, file: str) -> BlobRecord | None:
 
 
 def put_plain(context: Context, file: str, plain: BlobRecord, good: StorePath, temporary: StorePath) -> Given:
-    """Replace an encoded file by the plain blob in every checkpoint that has the file, also in trash.
+    """Replace an encoded file with the plain blob in every checkpoint that has the file, including those in trash.
 
     Files that no document names any more remain in their directories until `put_leftovers_away` moves them.
 
     Returns:
-        How many checkpoints were changed, and which ones another process had locked for too long.
+        The number of changed checkpoints, and the checkpoints that another process had locked for too long.
     """
 
     def put(path: StorePath, key: CheckpointKey | None) -> bool:
@@ -121,7 +122,7 @@ def _leftovers_in(path: StorePath) -> list[StorePath]:
             path / BLOBS / name for name in dirfd_stat.names(path / BLOBS) if is_digest(name) and name not in named
         ]
     except (CkstoreError, FileNotFoundError, NotADirectoryError, PermissionError):
-        # It is unknown which files the document names, so none is a leftover.
+        # The names in the document are unknown, so no file counts as a leftover.
         return []
     return [*found, *([path / PLAIN] if manifest.form.is_plain else [])]
 
@@ -131,7 +132,7 @@ def put_leftovers_away(context: Context, staging: Staging) -> None:
 
     The staging directory is moved to trash later.
     """
-    # Skip a checkpoint that a process has open: the process may still use the previous document and these files.
+    # Skip a checkpoint that is open in another process, which may still use the previous document and these files.
     for path in leftovers(context):
         lock = locks.try_exclusive(path)
         if lock is None:  # the next repair moves them
@@ -150,7 +151,7 @@ def put_leftovers_away(context: Context, staging: Staging) -> None:
 
 
 def without(encoding: Encoding, manifest: Manifest, plain: BlobRecord) -> Encoding:
-    """Return an encoding in which one more blob is plain, without the files that are then no longer needed."""
+    """Return `encoding` with one more plain blob, and without the files that are then no longer needed."""
     left = {digest: form for digest, form in encoding.encoded.items() if digest != plain.digest}
     draft = Encoding(encoding.checkpoint, (), left, encoding.place)
     needed = {digest for blob in manifest.blobs for digest in draft.path(blob.digest)}

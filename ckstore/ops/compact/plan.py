@@ -1,4 +1,4 @@
-"""Plan which checkpoints are compacted, and against which newer ones they are encoded. This changes nothing."""
+"""Plan which checkpoints to compact, and against which newer checkpoints to encode them."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from ckstore.ops.refs.protection import pins_by_id
 KEEP_NEWEST = 3
 """The default number of newest checkpoints that remain plain, since resumes and evaluations read them most often."""
 GROUP = 64
-"""The distance between the places of two main bases.
+"""A checkpoint whose place is a multiple of this number is encoded against the next such checkpoint.
 
 With this value, chains of bases remain short for any number of checkpoints (docs/format/encoded-1.md, "Chains").
 """
 
 
 class _Rest(NamedTuple):
-    """Which checkpoints remain plain."""
+    """The checkpoints that remain plain because they are new."""
 
-    keep_newest: int  # how many of the newest of each run
-    created_before: datetime | None  # those that were saved at this time or later
+    keep_newest: int  # this number of newest checkpoints of each run remain plain
+    created_before: datetime | None  # checkpoints that were saved at this time or later remain plain
 
 
 def plan(
@@ -45,10 +45,10 @@ def plan(
     keep_newest: int = KEEP_NEWEST,
     created_before: datetime | None = None,
 ) -> CompactionPlan:
-    """Return which checkpoints to encode, against which newer ones, and why the remaining ones are not encoded.
+    """Return which checkpoints to encode, against which newer checkpoints, and why to leave the others as they are.
 
-    Without `refs`, all checkpoints of `run`, or of every run, are considered. The newest `keep_newest` of a run remain
-    plain, and so do checkpoints that were saved at `created_before` or later.
+    Without `refs`, all checkpoints of `run`, or of every run, are considered. The newest `keep_newest` checkpoints of a
+    run remain plain, and so do checkpoints that were saved at `created_before` or later. Nothing is changed.
     """
     if type(keep_newest) is not int or keep_newest < 1:
         raise BadInput(f"keep_newest must be an integer from 1, got {keep_newest!r}")
@@ -81,7 +81,7 @@ def _plan_run(
     pinned: Collection[str],
     rest: _Rest,
 ) -> list[CompactionEntry]:
-    """Return the entries of a run, the newest first; `of_run` has the oldest first."""
+    """Return the entries of a run, beginning with the newest checkpoint; `of_run` begins with the oldest."""
     problems, places, compacted, manifests = [], [], [], []
     orphans = Orphans()
     at = -1
@@ -94,12 +94,13 @@ def _plan_run(
         manifests.append(found.manifest)
         if found.manifest is not None:
             orphans.note(found.manifest)
-        # A place is permanent: it determines the base, and dropping neighboring checkpoints must not change it.
+        # Keep a recorded place. The place determines the base, so it must not change if a neighboring checkpoint is
+        # dropped.
         at = max(at + 1, encoding.place if encoding is not None else 0)
         places.append(at)
         away = may_lack_blobs(context.layout.checkpoint(info.key))
         problems.append(found.problem or ("its data is on a remote" if away else ""))
-        # Encoded old packs do not count: they also occur in checkpoints that remain plain.
+        # Encoded old packs do not make a checkpoint compacted, since checkpoints that remain plain also have them.
         compacted.append(
             found.manifest is not None
             and not all(found.manifest.form.has_file(blob.digest) for blob in own_blobs(found.manifest))
@@ -149,7 +150,7 @@ def opened(context: Context, info: CheckpointInfo) -> CheckpointDirectory:
     """Open a checkpoint of a plan.
 
     Raises:
-        DamagedBlob: It is damaged, or was replaced by another one.
+        DamagedBlob: The checkpoint is damaged, or another checkpoint has replaced it.
     """
     # Open the latest generation: the checkpoint may have been compacted since it was listed.
     key = key_with_id(context.layout, info.run, info.step, info.id) or info.key

@@ -1,9 +1,9 @@
 """Determine how much of each blob a checkpoint needs, and which blobs of deleted checkpoints are still needed.
 
-An old pack may be kept only for a few small tensors that never change. Such a pack is encoded once, with the checkpoint
-that needs most of it. Its encoded form then replaces it in every directory, even in those of checkpoints that remain
-plain. Some files are kept after their checkpoints are deleted, because other checkpoints are decoded with them. Their
-blobs are called orphans.
+An old pack may be kept only for a few small tensors that never change. Such a pack is encoded once, together with the
+checkpoint that needs the largest part of the pack. The encoded form then replaces the pack in every directory, even for
+checkpoints that otherwise remain plain. Some files are kept after their checkpoints are deleted, because they are
+needed to decode other checkpoints. The blobs in these files are called orphans.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from ckstore.model.manifest.manifest import BlobRecord, Manifest
 from ckstore.model.names import CheckpointKey
 
 _OWN = 1 / 4
-"""The minimum share of a blob that the checkpoint must need, for the blob to count as its own.
+"""The share of a blob that a checkpoint must need at least, so that the blob counts as the checkpoint's own.
 
-A blob with a smaller share is an old pack. Decoding the few small tensors in it hardly slows a load."""
+If the checkpoint needs a smaller share, the blob is an old pack. Decoding the few small tensors in an old pack hardly
+slows a load."""
 
 
 def needed_bytes(manifest: Manifest) -> dict[str, int]:
@@ -38,7 +39,7 @@ def own_blobs(manifest: Manifest) -> Iterator[BlobRecord]:
 
 
 class Owners:
-    """The owner of each blob: the checkpoint that needs most of it, or the first of several that need equally much."""
+    """The owner of each blob: the checkpoint that needs the most bytes of the blob, or the first of several such."""
 
     def __init__(self) -> None:
         self._found: dict[str, tuple[int, CheckpointKey]] = {}
@@ -55,7 +56,7 @@ class Owners:
 
 
 class Orphans:
-    """Blobs that no noted manifest lists, but that are bases of a listed blob, directly or through other bases."""
+    """Blobs that no noted manifest lists, but that are direct or indirect bases of listed blobs."""
 
     def __init__(self) -> None:
         self._own: set[str] = set()
@@ -74,7 +75,7 @@ class Orphans:
                 self._sizes[digest] = sizes[manifest.form.file_of(digest)]
 
     def gone_bytes(self, manifest: Manifest) -> int:
-        """Return the total size in bytes of the orphans' files that a checkpoint needs for decoding."""
+        """Return the total size in bytes of the files of orphans that a checkpoint needs for decoding."""
         if manifest.form.is_plain:
             return 0
         needed = {digest for blob in manifest.blobs for digest in manifest.form.path(blob.digest)[1:]}
