@@ -22,7 +22,8 @@ from ckstore.ops.context import Context
 from ckstore.ops.index.reconcile import stamps
 from ckstore.ops.refs.listing import infos
 
-# The same as for ids. In a store of some thousand blobs, fewer digits would match several by accident.
+# The minimum number of digits, which is the same for ids. In a store with some thousand blobs, fewer digits would match
+# several blobs by accident.
 _LEAST_DIGITS = 6
 _PATTERN = re.compile(r"(?:([a-z0-9]+)-)?([0-9a-f]{6,64})\Z")
 _Found = tuple[tuple[int, str, str, int], Use]
@@ -90,12 +91,15 @@ def _published(context: Context) -> list[CheckpointKey]:
 
 
 def _places(context: Context, digest: str) -> list[CheckpointKey]:
-    """Return the checkpoints to search: for a large blob, those with a link to it, and evicted and compacted ones."""
+    """Return the checkpoints to search.
+
+    For a large blob, these are the checkpoints with a link to the blob, and all evicted and compacted checkpoints.
+    """
     try:
         status = dirfd_stat.status(context.layout.blob(digest))
     except FileNotFoundError:  # without a canonical name, every manifest must be searched
         return _published(context)
-    # The bytes of a small blob may also be a piece in a pack, whose name differs.
+    # The bytes of a small blob may also be a piece in a pack, which has another name.
     if status.st_size < MEDIUM_BELOW_BYTES:
         return _published(context)
     return [
@@ -128,7 +132,7 @@ def _manifest_with(context: Context, key: CheckpointKey, text: str) -> tuple[Man
 
 
 def _users(manifest: Manifest, wanted: str, *, whole: bool) -> tuple[dict[str, list[str]], dict[int, UseKind]]:
-    """Return the matching digests with the names of the leaves that use each, and the uses of blobs, by index."""
+    """Return the names of the leaves that use each matching digest, and the kind of use of each blob, by its index."""
 
     def fits(digest: str) -> bool:
         return digest == wanted if whole else digest.startswith(wanted)
@@ -154,7 +158,7 @@ def _users(manifest: Manifest, wanted: str, *, whole: bool) -> tuple[dict[str, l
 
 
 def _kept(manifest: Manifest, kinds: Mapping[int, UseKind]) -> tuple[UseKind, int, int]:
-    """Return how a checkpoint stores some blobs, their total size in bytes, and the total size of their files."""
+    """Return how a checkpoint stores some blobs, their total plain size, and the total size of their files."""
     sizes = dict(manifest.stored)
     kept_bytes = sum(sizes[file] for file in {manifest.files_of(index)[0] for index in kinds})
     ways: tuple[UseKind, ...] = get_args(UseKind)
@@ -163,7 +167,7 @@ def _kept(manifest: Manifest, kinds: Mapping[int, UseKind]) -> tuple[UseKind, in
 
 
 def _unused(context: Context, wanted: str, *, whole: bool) -> set[str]:
-    """Return the canonical blobs that match."""
+    """Return the matching digests of blobs in ``blobs/``, which may be unused."""
     if whole:
         return {wanted} if dirfd_stat.exists(context.layout.blob(wanted)) else set()
     try:

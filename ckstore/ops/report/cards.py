@@ -1,4 +1,4 @@
-"""Facts for the cards at the top of a report: the best checkpoint by each metric, and the effect of a prune."""
+"""Gather facts for the cards at the top of a report: the best checkpoint by each metric, and the effect of a prune."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ class BestCheckpoint:
     metric: str
     mode: Mode
     info: CheckpointInfo
-    ref: str  # a ref that names it
+    ref: str  # a ref of the checkpoint
 
     @property
     def value(self) -> int | float:
-        """The number of the metric."""
+        """The value of the metric."""
         return self.info.metrics[self.metric]
 
 
 def modes_of(rules: StoreRules) -> dict[str, Mode]:
-    """Return for each metric in the rules of a store whether its least or its greatest number is best."""
+    """Return, for each metric in the rules of a store, whether its least or its greatest value is best."""
     policies: list[RetentionPolicy | None] = [*rules.by_run.values(), rules.default]
     return {best.metric: best.mode for policy in policies if policy for best in policy.bests if best.mode is not None}
 
@@ -40,7 +40,7 @@ def modes_of(rules: StoreRules) -> dict[str, Mode]:
 def best_by_each(infos: Sequence[CheckpointInfo], modes: Mapping[str, Mode]) -> list[BestCheckpoint]:
     """Return the best checkpoint of all runs by each metric.
 
-    If it is unknown whether the least or the greatest number is best, return both checkpoints.
+    If it is unknown whether the least or the greatest value is best, return the checkpoints with these two values.
     """
     of_runs: dict[str, list[CheckpointInfo]] = {}
     for info in infos:
@@ -56,14 +56,14 @@ def best_by_each(infos: Sequence[CheckpointInfo], modes: Mapping[str, Mode]) -> 
 def _best(metric: str, mode: Mode, of_runs: Mapping[str, Sequence[CheckpointInfo]]) -> BestCheckpoint | None:
     of_each = [best for run, own in of_runs.items() if (best := _best_of_run(metric, mode, run, own)) is not None]
     sign = 1 if mode == "min" else -1
-    # If numbers are equal, the newest checkpoint is best, as in one run.
+    # If values are equal, the newest checkpoint is best, as within one run.
     return min(
         of_each, key=lambda best: (sign * best.value, *(-number for number in best.info.order[:1])), default=None
     )
 
 
 def _best_of_run(metric: str, mode: Mode, run: str, own: Iterable[CheckpointInfo]) -> BestCheckpoint | None:
-    """Return the best checkpoint of a run with the ref that the report shows for loading it."""
+    """Return the best checkpoint of a run, with the ref that the report shows for loading the checkpoint."""
     plain, whole = f"{run}@{BEST}{metric}", f"{run}@{BEST}{metric}:{mode}"
     try:
         info = resolve(parse_ref(whole), [one for one in own if metric in one.metrics], {})

@@ -27,7 +27,7 @@ class _File:
     nbytes: int
     link_count: int
     links_of: dict[CheckpointKey, int] = field(default_factory=dict)
-    other_links: int = 0  # the number of links that do not keep it: the canonical one and those in dropped checkpoints
+    other_links: int = 0  # number of links that are not uses: the canonical link, and links in dropped checkpoints
 
 
 class Preview:
@@ -67,7 +67,7 @@ class Preview:
         keys = {one for key in deleted for one in self._keys[key]}
         try:
             unused = self._context.catalog.without_use(list(kept), without=keys)
-        except CatalogUnavailable:  # then all blobs with other links count as used by other checkpoints
+        except CatalogUnavailable:  # in this case, count all blobs with other links as used by other checkpoints
             unused = set()
         packed = self._packs.packed_bytes(lambda key: key in keys).get(True, 0)
         needed_bytes = sum(nbytes for digest, nbytes in kept.items() if digest not in unused)

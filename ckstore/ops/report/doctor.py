@@ -1,4 +1,4 @@
-"""Gather the facts about a store and its filesystem, and evaluate them: `Store.doctor`."""
+"""Gather facts about a store and its filesystem, and evaluate them (`Store.doctor`)."""
 
 from __future__ import annotations
 
@@ -50,16 +50,16 @@ Look = tuple[str, Callable[["Context"], Findings]]
 
 
 class MoreChecks(NamedTuple):
-    """The checks of higher floors."""
+    """Checks that higher floors add."""
 
-    # Examines the listed checkpoints, including superseded ones. They are passed because listing takes the most time.
+    # Checks the listed checkpoints, including superseded ones. The list is passed because listing takes the most time.
     of_checkpoints: Callable[[Context, Sequence[CheckpointInfo]], Iterable[CheckResult]]
-    subject: str  # the subject of `of_subject`, for the finding if it fails
-    of_subject: Callable[[Context], Iterable[CheckResult]]  # examines another subject
+    subject: str  # the subject that `of_subject` checks, for the finding if `of_subject` fails
+    of_subject: Callable[[Context], Iterable[CheckResult]]
 
 
 def examine_all(context: Context, more: MoreChecks) -> DoctorReport:
-    """Examine everything; each failed examination is a finding."""
+    """Run all checks; if a check fails, its error becomes a finding."""
     findings: list[DoctorFinding] = []
     leaks: list[DeletedFile] = []
     looks: tuple[Look, ...] = (
@@ -143,7 +143,7 @@ def _abilities(context: Context) -> Findings:
 
 
 def _try_links(context: Context) -> str:
-    """Return the value of `AbilityFacts.links`."""
+    """Try to make links, and return the value of `AbilityFacts.links`."""
     layout = context.layout
     try:
         probe.try_links(layout.staging, layout.linked)
@@ -204,7 +204,7 @@ def _staging(context: Context) -> Findings:
 def _trash(context: Context) -> Findings:
     layout = context.layout
     found = survey.leftovers(layout.trash)
-    if not layout.view.frees_at_once:  # then the grace period applies to everything in trash
+    if not layout.view.frees_at_once:  # in this case, the grace period applies to all of trash
         yield contents.check_trash(found, other_hosts=True)
         return
     waits = waiting(context)
@@ -235,7 +235,10 @@ def _pins(context: Context) -> Findings:
 
 
 def _checkpoints(more: MoreChecks, context: Context) -> Findings:
-    """Examine all checkpoints. They are listed only once, since listing ten thousand takes the most time."""
+    """Check all checkpoints.
+
+    They are listed only once, since listing ten thousand checkpoints takes most of the time of all checks.
+    """
     every = infos(context, superseded=True)
     listed = [info for info in every if not info.superseded]
     misplaced = [info for info in every if info.out_of_order]

@@ -1,4 +1,4 @@
-"""Render a report as one HTML page that includes its charts, styles and data, and loads nothing."""
+"""Render a report as one HTML page that includes its charts, styles and data, and loads no other file."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from ckstore.ops.report.page import ChangeMap, ReportPage, page
 
 _BEST_SHOWN = 12
 _ROWS_SHOWN = 500
-"""The maximum number of rows of a table of checkpoints. The newest ones are shown."""
+"""The maximum number of rows in a table of checkpoints, which shows the newest checkpoints."""
 
 
 def report(context: Context, path: Path | None, checks: MoreChecks, savers: Sequence[SaverStatus]) -> HtmlReport:
@@ -91,7 +91,7 @@ def _section(title: str, *parts: str) -> str:
 
 
 def _table(caption: str, head: Sequence[str], rows: Iterable[Sequence[object]], numbers: str = "") -> str:
-    """Return a table; `numbers` has a ``>`` for each column that is aligned to the right."""
+    """Return a table; `numbers` has a ``>`` at the position of each right-aligned column."""
     side = [' class="number"' if index < len(numbers) and numbers[index] == ">" else "" for index in range(len(head))]
     cells = "".join(f'<th scope="col"{side[index]}>{_text(name)}</th>' for index, name in enumerate(head))
     body = []
@@ -107,7 +107,7 @@ def _table(caption: str, head: Sequence[str], rows: Iterable[Sequence[object]], 
 
 
 def _cards(page: ReportPage) -> str:
-    """Return the cards for most readers: the best and the newest checkpoint, and how much space a prune frees."""
+    """Return the cards: the best checkpoints, the newest checkpoint, and the space that a prune would free."""
     if not page.infos:
         return ""
     cards = (("Best", _best_card(page)), ("Newest", _newest_card(page)), ("Prune", _prune_card(page)))
@@ -208,8 +208,8 @@ def _rules(page: ReportPage) -> str:
     kept: dict[str, int] = {}
     for entry in page.plan.kept:
         for reason in entry.reasons:
-            # Remove the name of the run, so that all runs share one row for a reason. The text of a pin is the user's
-            # own and is not changed.
+            # Remove the name of the run from a reason, so that all runs share one row for the reason. The reason of a
+            # pin is a text of the user, so leave it unchanged.
             is_of_pin = reason.startswith("it is pinned: ")
             of_all = reason if is_of_pin else reason.replace(f" of the run {entry.info.run}", " of its run", 1)
             kept[of_all] = kept.get(of_all, 0) + 1
@@ -337,7 +337,7 @@ def _checkpoints(page: ReportPage) -> str:
 
 
 def _superseded(page: ReportPage) -> str:
-    """Return the table of superseded checkpoints, whose step has a newer one, or "" if the store has none of them."""
+    """Return the table of superseded checkpoints, or "" if the store has none."""
     if not page.superseded:
         return ""
     alone = {one.id: one.alone_bytes for one in page.usage.checkpoints}

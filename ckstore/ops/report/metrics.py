@@ -1,4 +1,4 @@
-"""Return metrics as text: those of a store and its runs (`ckstore metrics`), and those of saves of an open store."""
+"""Write the metrics of a store and its runs (`ckstore metrics`), and of the saves of an open store, as text."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MODE = 0o644
 
 
 def write_metrics(context: Context, store: Path, path: Path, labels: Mapping[str, str]) -> None:
-    """Replace the file at `path` by the metrics of an open store; see `ckstore.Store.write_metrics`."""
+    """Replace the file at `path` with the metrics of an open store; see `ckstore.Store.write_metrics`."""
     _replace(context.layout.outside(path), openmetrics(context.totals.metrics(), str(store), labels))
 
 
@@ -38,11 +38,14 @@ def write_text(context: Context, path: Path | None, text: str, what: str) -> Non
 
 
 def _replace(path: Path, text: str) -> None:
-    """Replace the file at `path` atomically by one that all users can read. Write to a pipe or a device in place."""
+    """Replace the file at `path` atomically with a file that all users can read.
+
+    A pipe or a device is not replaced: the text is written to it.
+    """
     data = text.encode("utf-8")
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISREG(mode := os.stat(path).st_mode) and not stat.S_ISDIR(mode):
-            # As root, a rename onto /dev/stdout or /dev/null would remove the device.
+            # If this process is root, a rename onto /dev/stdout or /dev/null would remove the device.
             path.write_bytes(data)
             return
     # Create the new file in the same directory and rename it, so that readers get the old or the new file.

@@ -1,4 +1,4 @@
-"""Determine how much of each pack each checkpoint uses, from current rows of the catalog or from the manifests."""
+"""Determine how much of each pack each checkpoint uses, from the catalog, or from manifests if rows are outdated."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Group = TypeVar("Group", bound=Hashable)
 
 
 class PackUses:
-    """The number of bytes that each checkpoint uses of each pack."""
+    """The number of bytes in each pack that each checkpoint uses."""
 
     def __init__(self, context: Context, listed: list[CheckpointInfo]) -> None:
         self._by_key: dict[CheckpointKey, list[str]] = defaultdict(list)
@@ -60,13 +60,13 @@ class PackUses:
         return sum(self._nbytes[digest] - self._best[digest] for digest in self._by_key.get(key, ()))
 
     def total_dead_bytes(self) -> int:
-        """Return an upper bound for the bytes in all packs that no checkpoint uses. Each pack counts once."""
+        """Return an upper bound for the bytes in all packs that no checkpoint uses, counting each pack once."""
         return sum(nbytes - self._best[digest] for digest, nbytes in self._nbytes.items())
 
     def packed_bytes(self, group_of: Callable[[CheckpointKey], Group]) -> dict[Group, int]:
-        """Return for each group of checkpoints by how many bytes the dead bytes in packs would grow if it were deleted.
+        """Return, for each group of checkpoints, how many more bytes in packs would be dead if the group were deleted.
 
-        A pack is one file, so a part that only the group uses is kept while another checkpoint uses another part.
+        A pack is one file. A part that only the group uses is therefore kept while other checkpoints use other parts.
         """
         packed: dict[Group, int] = defaultdict(int)
         for users in self._users.values():

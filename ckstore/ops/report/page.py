@@ -1,4 +1,4 @@
-"""Gather the facts that `ckstore report` shows about a store. Nothing is changed."""
+"""Gather the facts that `ckstore report` shows about a store, without changing the store."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from ckstore.ops.report.doctor import MoreChecks, examine_all
 from ckstore.ops.report.usage import usage_of
 from ckstore.version import __version__
 
-# Comparing two checkpoints requires reading two manifests. With these limits, the whole report takes some seconds.
+# Comparing two checkpoints requires reading two manifests. With these limits, the whole report takes a few seconds.
 _MAP_STEPS = 12
 _MAP_RUNS = 6
 _MAP_ROWS = 30
@@ -47,15 +47,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ChangeMap:
-    """Which tensors of a run changed from one checkpoint to the next."""
+    """The changes of tensors from each checkpoint of a run to the next checkpoint."""
 
     run: str
-    names: tuple[str, ...]  # the checkpoints, the oldest first; the first has no column
-    # Name of a tensor -> for each later checkpoint, the share of its bytes that changed. The share is 0 if the tensor
-    # does not exist, and None if it was removed in that checkpoint.
+    names: tuple[str, ...]  # the checkpoints, beginning with the oldest, which has no column
+    # Name of a tensor -> for each later checkpoint, the share of the tensor's bytes that changed. The share is 0 if the
+    # tensor does not exist, and None if the tensor was removed in that checkpoint.
     rows: dict[str, list[float | None]]
-    left_out: int  # how many more tensors changed that are not in `rows`
-    unchanged_count: int  # how many tensors are equal in the last two checkpoints
+    left_out: int  # number of changed tensors that are not in `rows`
+    unchanged_count: int  # number of tensors and other values that are equal in the last two checkpoints
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +77,9 @@ class ReportPage:
     durations: Sequence[Event]
     holders: Sequence[Holder]
     savers: Sequence[SaverStatus]
-    now: datetime  # when the report was made
-    modes: Mapping[str, Mode]  # metric -> whether the least or the greatest number is best, by the rules
-    freed_bytes: int | None  # how many bytes a prune would free; None without a rule, or if this is unknown
+    now: datetime  # the time at which the report was made
+    modes: Mapping[str, Mode]  # metric in a rule -> whether the least or the greatest value is best
+    freed_bytes: int | None  # number of bytes that a prune would free; None without a rule, or if it is unknown
     problems: Sequence[str] = field(default=())
 
     def data(self) -> dict[str, Any]:
@@ -114,7 +114,7 @@ class ReportPage:
 
 
 def page(context: Context, checks: MoreChecks, savers: Sequence[SaverStatus] = ()) -> ReportPage:
-    """Gather the content of a report; `savers` are the processes that save to the store in the background."""
+    """Gather the content of a report; `savers` are the processes that currently save to the store in the background."""
     every = infos(context, superseded=True)
     listed = [info for info in every if not info.superseded]
     used = usage_of(context, every)
@@ -150,7 +150,7 @@ def page(context: Context, checks: MoreChecks, savers: Sequence[SaverStatus] = (
 
 
 def _part(what: str, read: Callable[[], T], default: T, problems: list[str]) -> T:
-    """Return the result of `read`. If it fails, add a problem and return `default`, so that the report is made."""
+    """Return the result of `read`, or add a problem and return `default` if `read` fails."""
     try:
         return read()
     except (CkstoreError, OSError) as error:
@@ -182,7 +182,10 @@ def _maps(
 
 
 def _map(context: Context, run: str, own: Sequence[CheckpointInfo]) -> ChangeMap:
-    """Compare each of these checkpoints of a run with the previous one. Tensors that changed most come first."""
+    """Compare each of these checkpoints of a run with the previous one.
+
+    The tensors with the most changed bytes are first.
+    """
     columns = len(own) - 1
     rows: dict[str, list[float | None]] = defaultdict(lambda: [0.0] * columns)
     weight: Counter[str] = Counter()

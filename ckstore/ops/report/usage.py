@@ -39,7 +39,7 @@ class _File:
 
     @property
     def is_last(self) -> bool:
-        """Whether dropping all holders would free the file, since only they and the canonical name link to it."""
+        """Whether only the holders and the canonical name link to the file, so that dropping all holders frees it."""
         # A link that was not found is in trash, in a staging directory, or outside the store.
         return self.names_found >= self.link_count
 
@@ -52,7 +52,7 @@ def usage(context: Context) -> Usage:
 def usage_of(context: Context, listed: list[CheckpointInfo]) -> Usage:
     """Return the space that the checkpoints take, like `usage`.
 
-    `listed` are all checkpoints of the store, including superseded ones, which were just listed.
+    `listed` must be a current list of all checkpoints of the store, including superseded ones.
     """
     files = _files(context, {info.key.any_generation: info.key for info in listed})
     packs = PackUses(context, listed)
@@ -100,7 +100,7 @@ def usage_of(context: Context, listed: list[CheckpointInfo]) -> Usage:
 
 @dataclass(slots=True)
 class _Sums:
-    """The bytes that each checkpoint and each run uses alone, and its share of the blobs that others also use."""
+    """For each checkpoint and each run, the bytes that only it uses, and its share of blobs with several users."""
 
     alone: dict[CheckpointKey, int] = field(default_factory=lambda: defaultdict(int))
     of_several: dict[CheckpointKey, int] = field(default_factory=lambda: defaultdict(int))
@@ -139,8 +139,8 @@ def _by_run(checkpoints: Sequence[CheckpointUsage], sums: _Sums, packed: Mapping
 def _files(context: Context, listed: Mapping[CheckpointKey, CheckpointKey]) -> list[_File]:
     """Return every file of a blob in a published directory, in ``blobs/``, or in a dropped checkpoint.
 
-    `listed` maps the key of a checkpoint's first generation to its current key, so that all generations count for one
-    checkpoint.
+    `listed` maps the key of a checkpoint's first generation to the current key of the checkpoint, so that all
+    generations count as one checkpoint.
     """
     found: dict[_Inode, _File] = {}
 
@@ -158,7 +158,7 @@ def _files(context: Context, listed: Mapping[CheckpointKey, CheckpointKey]) -> l
             note(status).waits = digest in waiting
     for folder in waiting_folders(context.layout):
         for _, status in blobs_in(folder):
-            # Add only files that have no other link in the store, since the others are already in `found`.
+            # Add only files that have no other link in the store, since all other files are already in `found`.
             found.setdefault(
                 (status.st_dev, status.st_ino), _File(status.st_size, status.st_nlink, status.st_uid, waits=True)
             )

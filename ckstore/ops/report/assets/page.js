@@ -11,16 +11,16 @@
     return `${bytes.toFixed(power && bytes < 100 ? 1 : 0)} ${UNITS[power]}`;
   };
   const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-  // Eight hues can be told apart; more runs have them again with dashes.
+  // Only eight hues are easy to distinguish, so further runs reuse them with dashed lines.
   const line = (index) => ({ stroke: color(`--c${index % 8}`), dash: index < 8 ? [] : [6, 4], width: 2 });
   const axis = (more) => ({ stroke: color("--soft"), grid: { stroke: color("--line") }, ticks: { stroke: color("--line") }, ...more });
-  // As wide as its longest number, so that the name of the axis is beside it.
+  // Make the axis as wide as its longest number, so that its label does not overlap the numbers.
   const room = (_, values) => 24 + 7 * Math.max(3, ...(values ?? []).map((text) => (text ?? "").length));
   const values = (more) => axis({ size: room, ...more });
   const powers = (base, digits) => [...Array(16).keys()].flatMap((power) => digits.map((digit) => digit * base ** power));
   const bytes = { incrs: powers(16, [1, 2, 4, 8]), values: (_, splits) => splits.map((value) => (value === null ? "" : size(value))) };
   const whole = { incrs: powers(10, [1, 2, 5]) };
-  // UTC, as everywhere in ckstore; the day below the first hour of it.
+  // Times are in UTC, as everywhere in ckstore. The date is below the first tick of each day.
   const stamp = (seconds) => new Date(seconds * 1000).toISOString().replace("T", " ");
   const clock = (_, splits, __, ___, step) => splits.map((at, index) => {
     const day = stamp(at).slice(0, 10);
@@ -37,7 +37,7 @@
   const draw = (id, options, table) => {
     const place = document.getElementById(id);
     plots.get(id)?.destroy();
-    // A value that is given once must be seen, also without a line to the next one; thousands would cost a second.
+    // Draw points, so that a single value without a line is visible. Drawing thousands of points would take a second.
     const points = { show: table[0].length <= 600, size: 4 };
     const series = options.series.map((one, index) => (index ? { spanGaps: true, points, ...one } : one));
     plots.set(id, new uPlot({
@@ -46,7 +46,7 @@
     }, table, place));
   };
   const byRun = (of, x, y) => {
-    // One row for each place on the axis: the runs have theirs at different ones.
+    // All runs share one list of x values. A run without a value at an x value has null there.
     const places = [...new Set(of.map(x))].sort((a, b) => a - b);
     const at = new Map(places.map((place, index) => [place, index]));
     const runs = data.runs.filter((run) => of.some((one) => one.run === run));
@@ -54,7 +54,7 @@
     for (const one of of) columns.get(one.run)[at.get(x(one))] = y(one);
     return { runs, table: [places, ...columns.values()] };
   };
-  // Forks are dotted lines from the checkpoint of another run, tags are names, and what is damaged is crossed out.
+  // Draw a dotted line from the parent in another run to a fork, the names of tags, and a mark at damaged checkpoints.
   const marks = (plot) => {
     const { ctx } = plot;
     const at = (one) => [plot.valToPos(one.time, "x", true), plot.valToPos(one.step, "y", true)];
@@ -72,7 +72,7 @@
       ctx.textAlign = x > plot.bbox.left + plot.bbox.width / 2 ? "right" : "left";
       const text = [...one.tags, ...(one.damaged ? ["\u2715 damaged"] : [])].join(", ");
       const wide = ctx.measureText(text).width;
-      // Of names on top of each other the first can be read; the table below has all.
+      // If texts overlap, draw only the first one and those of damaged checkpoints. The table below has all tags.
       if (!one.damaged && texts.some(([left, top]) => Math.abs(left - x) < wide && Math.abs(top - y) < 14 * devicePixelRatio)) continue;
       texts.push([x, y]);
       ctx.fillText(text, x, y - 8 * devicePixelRatio);
@@ -132,7 +132,7 @@
   let waiting = 0;
   addEventListener("resize", () => { clearTimeout(waiting); waiting = setTimeout(redraw, 100); });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
-  // Paper is light and has no folded parts.
+  // On paper, the colors are light and all folded parts are open.
   const folded = [...document.querySelectorAll("details:not([open])")];
   const print = (on) => {
     document.documentElement.classList.toggle("printing", on);
