@@ -1,4 +1,4 @@
-"""The best checkpoint by a metric, for retention rules and the ref ``best:METRIC``."""
+"""Rules for the best checkpoints by a metric, for retention and the ref ``best:METRIC``."""
 
 from __future__ import annotations
 
@@ -19,16 +19,19 @@ _COUNT = re.compile(r"[0-9]{1,16}\Z")
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """The `n` checkpoints with the best values of a metric. Of equal ones, the newest is the best. NaN never counts.
+    """The `n` checkpoints with the best values of a metric.
+
+    If values are equal, the newest checkpoint is the best. A checkpoint with the value NaN is never one of the best.
 
     Attributes:
         metric: Name of the metric, as given to `Store.save` or `Store.annotate`.
-        mode: ``min`` if the smallest number is best, ``max`` if the greatest is. If not given, it is derived from a
-            plain name: ``min`` for a loss or an error, ``max`` for an accuracy or another score.
+        mode: ``min`` if the smallest value is best, ``max`` if the greatest value is best. If no mode is given, it is
+            derived from the name of the metric: ``min`` for a loss or an error, ``max`` for an accuracy or another
+            score.
         n: Number of checkpoints.
 
     Raises:
-        BadInput: An argument is invalid, or no mode is given and the name does not plainly imply one.
+        BadInput: An argument is invalid, or no mode is given and the name does not clearly imply one.
     """
 
     metric: str
@@ -36,10 +39,10 @@ class Best:
     n: int = 1
 
     def __post_init__(self) -> None:
-        metric: object = self.metric  # callers without a type checker pass anything
+        metric: object = self.metric  # a caller without a type checker may pass any value
         if not isinstance(metric, str) or not metric:
             raise BadInput(f"Best: metric must be the name of a metric, got {shown(metric)}")
-        # The class is frozen for callers. Readers always find a mode, whether one was given or not.
+        # Set the mode although the class is frozen, so that `mode` of an instance is never None.
         object.__setattr__(self, "mode", _checked_mode(self.metric, self.mode, lambda mode: f"mode={mode!r}"))
         check_count(self.n, "Best: n")
 
@@ -67,13 +70,13 @@ def best_of(text: str, before: str = "") -> Best:
 
 
 def opposite_mode(best: Best) -> Mode | None:
-    """Return the mode that the name of the metric plainly implies if `best` has the opposite mode, otherwise None."""
+    """Return the mode that the name of the metric clearly implies if `best` has the opposite mode, otherwise None."""
     said = mode_by_name(best.metric)
     return None if said == best.mode else said
 
 
 def metrics_there(found: Iterable[Mapping[str, float]], wanted: str) -> str:
-    """Return a hint that names existing metrics of checkpoints, or the one whose name is most similar to `wanted`."""
+    """Return a hint that names the existing metrics, or only the metric whose name is most similar to `wanted`."""
     from difflib import get_close_matches  # only needed for an error
 
     names = sorted({name for metrics in found for name in metrics})
@@ -110,7 +113,7 @@ def _checked_mode(metric: str, mode: object, spelling: Callable[[Mode], str]) ->
 
 
 def check_count(value: object, what: str) -> int:
-    """Return `value` if it is a count of at least one; raise otherwise."""
+    """Return `value` if it is a count of at least one, otherwise raise an error."""
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= SAFE_INT:
         raise BadInput(f"{what} must be an integer from 1, got {shown(value)}")
     return value

@@ -1,4 +1,4 @@
-"""The `repr` of results, which takes at most a screen in a Python prompt. `str` returns a text for users."""
+"""Give results a short `repr` that fits on one screen of a Python prompt; their `str` is a text for users."""
 
 from __future__ import annotations
 
@@ -46,7 +46,10 @@ def brief(*shown: str) -> Callable[[type[T]], type[T]]:
 
 
 class BriefList(list[T]):
-    """A list with a short `repr`. A long list shows its first and last items, each on one line."""
+    """A list with a short `repr`.
+
+    The `repr` of a long list shows only the first and the last items, each on one line.
+    """
 
     @overload
     def __getitem__(self, index: SupportsIndex) -> T: ...
@@ -56,8 +59,8 @@ class BriefList(list[T]):
         return BriefList(super().__getitem__(index)) if isinstance(index, slice) else super().__getitem__(index)
 
     def __repr__(self) -> str:
-        # Names are short, and users copy them into programs, so many of them are shown as a Python list. Reports are
-        # easier to read with one line each.
+        # Strings are usually short names that users copy into programs, so even a list of many strings is shown as a
+        # Python list. Other items are easier to read with one line each.
         is_short = len(self) <= (MOST_CHARS // 4 if self and isinstance(self[0], str) else _ITEMS_SHOWN)
         if is_short and len(text := super().__repr__()) <= MOST_CHARS and "\n" not in text:
             return text
@@ -97,11 +100,11 @@ def _value(value: object) -> str:
         return str(value)
     try:
         text = _SHORT.repr(value)
-    except ValueError:  # an integer of more digits than str() accepts
+    except ValueError:  # an integer with more digits than str() accepts
         text = f"<{type(value).__name__}>"
-    text = text.replace("(\n    ", "(").replace(",\n)", ")").replace("\n    ", " ")  # a nested result on one line
+    text = text.replace("(\n    ", "(").replace(",\n)", ")").replace("\n    ", " ")  # put a nested result on one line
     if len(text) > _VALUE_CHARS and isinstance(value, list | tuple) and value and is_dataclass(value[0]):
-        return f"<{len(value):,} {type(value[0]).__name__}>"  # a part of the items would be meaningless
+        return f"<{len(value):,} {type(value[0]).__name__}>"  # a few of the items would be meaningless
     if len(text) > _VALUE_CHARS:
         text = f"{text[: _VALUE_CHARS - 3]}..."
     is_long = isinstance(value, Collection) and not isinstance(value, str | bytes) and len(value) > _ITEMS_SHOWN
@@ -109,7 +112,7 @@ def _value(value: object) -> str:
 
 
 def _laid_out(name: str, parts: list[str]) -> str:
-    """Return the parts on one line, or on a line each if one line would be too long."""
+    """Return the parts on one line, or each part on its own line if one line would be too long."""
     line = f"{name}({', '.join(parts)})"
     if len(line) <= COLUMNS:
         return line

@@ -25,7 +25,7 @@ LONG_INT_HINT = (
     'int.from_bytes(data, "little", signed=True) restores it'
 )
 quoted = encode_basestring_ascii
-"""Quote a string as in `canonical_text`. It has no wrapper, because it is called for each leaf and extent."""
+"""Quote a string as in `canonical_text`. This is not a wrapper, because it is called for each leaf and extent."""
 _PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 
 
@@ -67,7 +67,7 @@ def is_storable_int(value: int) -> bool:
 
 
 def decimal_of_int(value: int) -> str:
-    """Return the decimal text of an integer of any size. str() refuses more than 4300 digits."""
+    """Return the decimal text of an integer of any size, even if it has more digits than str() accepts."""
     if value < 0:
         return "-" + decimal_of_int(-value)
     parts = []

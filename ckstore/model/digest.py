@@ -31,7 +31,7 @@ class Algorithm:
     """A hash algorithm that a store can use."""
 
     name: str  # as in ``store.json``: ``xxh3_128`` or ``blake3``
-    prefix: str  # first part of its digests: ``xxh3`` or ``blake3``
+    prefix: str  # first part of each digest: ``xxh3`` or ``blake3``
     collision_resistant: bool  # whether equal digests mean equal bytes even when an adversary chose them
     # Starts a running digest. One-shot and running digests of more than 64 KiB release the GIL.
     start: Callable[[], RunningDigest]
@@ -72,7 +72,7 @@ def algorithm_named(name: object) -> Algorithm:
 
 
 def algorithm_of(digest: str) -> Algorithm:
-    """Return the algorithm of a digest; it must be valid (`is_digest`)."""
+    """Return the algorithm of a valid digest (`is_digest`)."""
     return _BY_PREFIX[digest.partition("-")[0]]
 
 
@@ -82,7 +82,7 @@ def is_digest(text: object) -> bool:
 
 
 def fan_out(digest: str) -> str:
-    """Return the directory of a blob below ``blobs/``, the first two hexadecimal digits."""
+    """Return the name of a blob's directory in ``blobs/``, the first two hexadecimal digits of the digest."""
     # The canonical path of each blob is made with this function. A digest such as "../.." from a manifest must not
     # become a path.
     if not is_digest(digest):

@@ -1,7 +1,7 @@
 """Common rules of all JSON documents of a store: strict JSON, a version, and times.
 
-Strict JSON is ASCII, without a repeated name in an object and without numbers that JSON readers disagree on.
-`model/manifest/parse` and `model/settings/settings` check the other content of a document.
+Strict JSON is ASCII. It has no repeated name in an object, and no number that JSON readers interpret differently.
+The module of each document checks the remaining content, for example `model/manifest/parse` for a manifest.
 Source: docs/format/v1.md.
 """
 
@@ -23,7 +23,7 @@ _MAX_DIGITS = len(str(SAFE_INT))
 _LONG = b"," + b"0" * _MAX_DIGITS
 _BEFORE_NUMBER = b"[,:- \t\r\n"
 _KINDS = bytes(ord("0" if b in b"0123456789" else "," if b in _BEFORE_NUMBER else "x") for b in range(256))
-"""For each byte, whether it is a digit, may precede a number, or neither."""
+"""The kind of each byte: ``0`` for a digit, ``,`` for a byte that may precede a number, ``x`` for any other byte."""
 _BIG_PATTERN = re.compile(r"-?[1-9][0-9]{15,}\Z")
 CREATED_PATTERN = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}Z\Z")
 
@@ -38,7 +38,7 @@ _REST = bytes(set(range(256)) - set(b'[]{}"'))
 _ONE_KIND = bytes.maketrans(b"{}", b"[]")
 _STEPS = {ord("["): 1, ord("]"): -1}
 _QUICK_LEVELS = 8
-# `split` needs about 100 bytes of memory for each quote. For a manifest of 512 MiB, it would exhaust the host's memory.
+# `split` needs about 100 bytes of memory for each quote. Splitting 512 MiB of quotes at once would exhaust the memory.
 _PIECE_BYTES = 2**18
 
 
@@ -52,10 +52,10 @@ _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 80
 
 
 def shown(value: object) -> str:
-    """Return the text of `value` for a message, cut to a line."""
+    """Return the text of `value` for a message, shortened to one line."""
     try:
         return _SHORT.repr(value)
-    except ValueError:  # an integer of more digits than str() takes
+    except ValueError:  # an integer with more digits than str() accepts
         return f"{type(value).__name__} with thousands of digits"
 
 
@@ -66,8 +66,8 @@ def refuse(where: str, what: str, wanted: str, found: object, *, words: bool = F
         where: The name of the document.
         what: The part of the document.
         wanted: The expected content.
-        found: The value, or with `words` a text about it.
-        words: Whether `found` is a text.
+        found: The value, or a text about the value.
+        words: Whether `found` is such a text.
     """
     raise BadInput(f"{where}: {what}: wanted {wanted}, found {found if words else shown(found)}")
 
@@ -80,7 +80,7 @@ def is_big_decimal(text: object) -> bool:
 
 
 def int_of_decimal(text: str) -> int:
-    """Return the integer of a decimal text from `decimal_of_int`, or of one that `is_big_decimal` accepted."""
+    """Return the integer for a decimal text that `decimal_of_int` wrote or `is_big_decimal` accepted."""
     digits = text.removeprefix("-")
     value = 0
     for i in range(0, len(digits), PART_DIGITS):
@@ -101,7 +101,7 @@ def check_requires(requires: object, known: Collection[str], where: str) -> None
 
 
 def check_created(created: object, where: str) -> str:
-    """Return `created` if it is a valid time; raise otherwise."""
+    """Return `created` if it is a valid time, otherwise raise an error."""
     if not isinstance(created, str) or CREATED_PATTERN.match(created) is None:
         refuse(where, "created", "YYYY-MM-DDTHH:MM:SS.ffffffZ", created)
     try:
@@ -115,9 +115,9 @@ def parse_object(data: bytes | memoryview, *, where: str) -> dict[str, Any]:
     """Return the JSON object in `data`, with all integers within ±2^53 and all floats finite.
 
     Raises:
-        BadInput: The data is no such object, or is nested deeper than `MAX_LEVELS` or than the interpreter supports.
+        BadInput: The data is not such an object, or its nesting exceeds `MAX_LEVELS` or the limit of the interpreter.
     """
-    # A view has no `translate` and `replace`, which are used below.
+    # A memoryview has no `translate` or `replace`, which are used below.
     data = bytes(data)
     # Check the depth first. If the parser overflowed its stack, the process would die without an exception.
     if _is_deep(data):
@@ -125,7 +125,7 @@ def parse_object(data: bytes | memoryview, *, where: str) -> dict[str, Any]:
     try:
         text = str(data, "ascii")
         # Use hooks instead of a later traversal, because the scanner drops one of two equal names, and int() of
-        # millions of digits takes very long. The hook for integers is set only if the document may have long ones.
+        # millions of digits takes very long. The hook for integers is set only if there may be long integers.
         value = json.loads(
             text,
             object_pairs_hook=_object,
@@ -169,9 +169,9 @@ def check_format(members: Mapping[str, Any], format: str, newest: int, where: st
 
 
 def parse_foreign(data: bytes) -> Any:
-    """Return the value of JSON from another program, by Python's own rules except for the length of integers.
+    """Return the value of JSON from another program, using Python's rules and a limit for the length of integers.
 
-    The slower hook is used only for a document with long numbers.
+    The hook that checks this limit is slow, so it is used only for a document with long numbers.
     """
     return json.loads(data, parse_int=_foreign_integer if _has_long_numbers(data) else None)
 
@@ -184,7 +184,7 @@ def _foreign_integer(digits: str) -> int:
 
 
 def _has_long_numbers(data: bytes) -> bool:
-    """Return whether JSON may have an integer that `_integer` must check. Text in a string may look like one."""
+    """Return whether JSON may have an integer that `_integer` must check, or a string that contains such digits."""
     return _LONG in (b"," + data).translate(_KINDS)
 
 
@@ -195,7 +195,7 @@ def _is_deep(data: bytes) -> bool:
     overflows, the process dies.
     """
     if rb"\"" in data:
-        data = data.replace(rb"\\", b"").replace(rb"\"", b"")  # escaped backslashes first
+        data = data.replace(rb"\\", b"").replace(rb"\"", b"")  # remove escaped backslashes first
     left = _outside_strings(data.translate(_ONE_KIND, _REST))
     for _ in range(_QUICK_LEVELS):  # each pass removes all innermost pairs, which are most pairs
         left = left.replace(b"[]", b"")
@@ -218,7 +218,7 @@ def _outside_strings(marks: bytes) -> bytes:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    # JSON readers disagree on a repeated name. The sealed value could be the first or the second.
+    # Refuse a repeated name. JSON readers disagree on whether its first or its last value counts.
     members = dict(pairs)
     if len(members) != len(pairs):
         seen: set[str] = set()

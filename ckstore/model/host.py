@@ -19,13 +19,13 @@ _KEPT_HERE_BY = {
 }
 """Filesystems whose file locks reach other hosts, and the mount options that prevent it."""
 _SENT_BY = {"lustre": "flock"}
-"""The mount option that file locks need to reach other hosts."""
+"""Filesystems whose file locks reach other hosts only with a mount option, and this option."""
 _OFTEN_PURGED = ("scratch", "lscratch", "pscratch", "ptmp", "nobackup")
 """Names of directories that computing centres often purge by age."""
 
 
 class Reach(NamedTuple):
-    """How far file locks reach."""
+    """Whether file locks reach other hosts, and why not."""
 
     hosts: bool | None  # whether locks reach other hosts; None if unknown
     why: str = ""  # the mount option whose presence or absence keeps locks local; empty otherwise
@@ -33,7 +33,7 @@ class Reach(NamedTuple):
 
 
 def reach_of_locks(kind: str, options: AbstractSet[str]) -> Reach:
-    """Return how far file locks reach on a mount of this type with these options."""
+    """Return whether file locks on a mount of this type with these options reach other hosts."""
     if kind not in _KEPT_HERE_BY:
         return Reach(None)
     for option in _KEPT_HERE_BY[kind]:
@@ -55,5 +55,5 @@ class DirtyFacts:
 
 
 def often_purged(path: str) -> str:
-    """Return the name of a directory in a path that is often purged by age, or an empty text."""
+    """Return the name of a directory in a path that is often purged by age, or an empty string."""
     return next((name for name in _OFTEN_PURGED if f"/{name}/" in f"{path}/"), "")

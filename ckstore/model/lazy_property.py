@@ -1,4 +1,4 @@
-"""A property that is computed once, without a lock that objects share."""
+"""A property that is computed once, without a lock that all objects share."""
 
 from __future__ import annotations
 

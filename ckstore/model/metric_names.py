@@ -1,4 +1,4 @@
-"""Derives from the name of a metric whether its smallest or its greatest number is best."""
+"""Derive from the name of a metric whether its smallest or its greatest value is best."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ SCORE_WORDS = _words_of("""
     score scores reward rewards acc accuracy accuracies precision recall f1 auc auroc auprc map iou miou dice
     bleu sacrebleu rouge meteor chrf psnr ssim ndcg mrr mcc r2
 """)
-# Together with a word above, each of these reverses the order or names another quantity, such as the negative of an
-# error, the spread of a reward, the scale of a loss in mixed precision, or the reward of a rejected answer.
+# Each of these words, together with a word above, reverses the order or names another quantity, such as the negative of
+# an error, the spread of a reward, the scale of a loss in mixed precision, or the reward of a rejected answer.
 OTHER_SENSE_WORDS = _words_of("""
     neg negative minus inverse inv not no non without rejected std stddev stderr var variance gap diff difference
     delta drop change decrease increase reduction improvement scale weight threshold
@@ -40,7 +40,7 @@ def mode_by_name(metric: str) -> Mode | None:
     """Return ``min`` for the plain name of a loss, ``max`` for that of a score, and None for any other name."""
     words = set(_words_in(metric))
     is_loss, is_score = not words.isdisjoint(LOSS_WORDS), not words.isdisjoint(SCORE_WORDS)
-    # The best checkpoints outlive the others, so do not guess for an ambiguous name.
+    # Do not guess for an ambiguous name, because retention drops the checkpoints that are not the best.
     if is_loss == is_score or not words.isdisjoint(OTHER_SENSE_WORDS) or _MINUS_SIGN.search(metric):
         return None
     return "min" if is_loss else "max"

@@ -21,7 +21,7 @@ _FORMAT = "ckstore-annotations"
 class Annotations:
     """Metrics and notes that were added to a checkpoint after it was saved."""
 
-    # Name -> number. These override the metrics of the manifest.
+    # Name -> value. A metric here overrides the metric of the same name in the manifest.
     metrics: dict[str, int | float] = field(default_factory=dict)
     notes: tuple[Note, ...] = ()  # in the order in which they were written
 
@@ -36,7 +36,7 @@ class Annotations:
         return canonical_json(members) + b"\n"
 
     def with_more(self, more: Annotations) -> Annotations:
-        """Return these annotations with `more` added. Metrics of `more` replace those of the same name."""
+        """Return these annotations with `more` added; metrics of `more` replace metrics of the same name."""
         return Annotations({**self.metrics, **more.metrics}, (*self.notes, *more.notes))
 
 

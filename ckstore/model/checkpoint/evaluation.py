@@ -1,7 +1,7 @@
-"""Evaluations, which record the process that computes a metric of a checkpoint, without I/O.
+"""Names and contents of the records of evaluations, without I/O.
 
-The record of an evaluation is a file in ``locks/`` that its process has locked. Source: docs/format/v1.md,
-"Evaluations".
+The record of an evaluation is a file in ``locks/``. The process that computes the metric locks this file. Source:
+docs/format/v1.md, "Evaluations".
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ckstore.model.manifest.describe import describe
 from ckstore.model.words import printable
 
 EVALUATION_VERSION = 1
-# A metric's name is the only part without a limit of its own.
+# The name of the metric is the only part of a record without a limit of its own.
 EVALUATION_MAX_BYTES = 2**20
 _FORMAT = "ckstore-evaluation"
 _NAME = re.compile(r"evaluation-(?P<id>[a-z0-9]+-[0-9a-f]+)\.(?P<metric>[0-9a-f]{16})\.(?P<number>[1-9][0-9]{0,8})\Z")
@@ -49,12 +49,12 @@ def parse_record_name(text: str) -> RecordName | None:
 
 
 def metric_key(metric: str) -> str:
-    """Return a key for a metric in the names of records, because a metric may have any name."""
+    """Return the key of a metric for names of records, because a metric's name may have any characters."""
     return ALGORITHMS["xxh3_128"].digest(metric.encode("utf-8", "surrogatepass")).partition("-")[2][:16]
 
 
 def check_metrics(lacking: str | Iterable[str]) -> tuple[str, ...]:
-    """Return the names of metrics from a caller, each once; names that `Store.annotate` rejects are refused."""
+    """Return a caller's names of metrics without duplicates, and refuse names that `Store.annotate` refuses."""
     try:
         names = dict.fromkeys([lacking] if isinstance(lacking, str) else lacking, 0)
     except TypeError as error:
@@ -71,8 +71,8 @@ class Evaluation:
 
     metric: str
     created: str  # UTC, ``YYYY-MM-DDTHH:MM:SS.ffffffZ``
-    host: str  # the name of its host, for users
-    boot: str  # identifies the machine and its boot
+    host: str  # the name of the host of the process, for users
+    boot: str  # identifies the machine, and the time at which it was booted
     pid: int  # the process id, for users
     locks_reach_hosts: bool = False  # whether other hosts see the lock on the record, according to its mount
 

@@ -1,4 +1,7 @@
-"""Runs of other programs, such as W&B, during which a checkpoint was saved. The checkpoint's metadata names them."""
+"""Runs of other programs, such as W&B, that the metadata of a checkpoint names.
+
+The checkpoint was saved during these runs.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from typing import Any
 from ckstore.model.words import printable
 
 EXTERNAL_RUNS = "tracked_by"
-"""The key in the metadata. Its value is a list with an object for each run."""
+"""The key in the metadata, whose value is a list with an object for each run."""
 
 _ID_CHARS = 8
 
@@ -44,7 +47,10 @@ class ExternalRun:
 
 
 def external_runs(metadata: Mapping[str, Any]) -> tuple[ExternalRun, ...]:
-    """Return the runs that metadata names. Members of another form are ignored, since users write metadata."""
+    """Return the runs that metadata names.
+
+    Entries of another form are ignored, since users may also write this key.
+    """
     found = metadata.get(EXTERNAL_RUNS)
     names = ExternalRun.__slots__
     return tuple(

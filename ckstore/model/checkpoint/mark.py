@@ -23,7 +23,10 @@ _NAMES_MAX_BYTES = _WHAT_MAX_BYTES = 1900
 
 @dataclass(frozen=True, slots=True)
 class MarkEntry:
-    """The damage to one blob, or to the manifest or directory. Names and text are cut so that they fit in a mark."""
+    """The damage to one blob, or to the manifest or the directory.
+
+    The names and the text are shortened so that they fit in a mark.
+    """
 
     blob: str  # digest of the blob; empty for the manifest or the directory itself
     names: tuple[str, ...]  # values of the checkpoint that need the damaged bytes, at most 100
@@ -34,7 +37,7 @@ class MarkEntry:
         what = self.what
         while len(as_json := quoted(what)) > _WHAT_MAX_BYTES:
             what = what[: min(_WHAT_MAX_BYTES, len(what) * 3 // 4)]
-        object.__setattr__(self, "what", json.loads(as_json))  # JSON joins two surrogates to one character
+        object.__setattr__(self, "what", json.loads(as_json))  # JSON joins two surrogates into one character
 
 
 def _first_names(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -55,13 +58,13 @@ class Mark:
     """The damage that reads and verifications found in a checkpoint, and the time of the last finding."""
 
     found: str  # UTC, ``YYYY-MM-DDTHH:MM:SS.ffffffZ``
-    entries: tuple[MarkEntry, ...]  # empty if the file cannot be parsed, which is still a mark
+    entries: tuple[MarkEntry, ...]  # empty if the file cannot be parsed; the checkpoint is still marked
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "entries", self.entries[:_ENTRIES_MOST])
 
     def joined(self, other: Mark) -> Mark:
-        """Return a mark with the entries of both marks; `other` is the newer one."""
+        """Return a mark with the entries of this mark and of `other`, which must be the newer mark."""
         kept = [entry for entry in self.entries if entry not in other.entries]
         return Mark(other.found, (*kept, *other.entries))
 
@@ -77,10 +80,13 @@ class Mark:
 
 
 def parse_mark(data: bytes, where: str) -> Mark:
-    """Parse ``damaged.json``. The presence of the file is the mark, so unreadable content also gives a mark."""
+    """Parse ``damaged.json``.
+
+    If the content is unreadable, the result is a mark without entries, because the file exists.
+    """
     try:
         members = parse_object(data, where=where)
-    # An unreadable mark is still a mark. Ignoring it would load damaged bytes as valid.
+    # Do not ignore an unreadable mark, since damaged bytes would then be loaded as valid.
     except BadInput:
         return Mark("", ())
     damage = members.get("damage")

@@ -19,7 +19,7 @@ PIN_MAX_BYTES = 2**20
 _FORMAT = "ckstore-pin"
 _SUFFIX = ".json"
 OF_A_FILE = " names it"
-"""The end of the reason of a pin that an integration created. The path of a file that contains the id precedes it."""
+"""The end of the reason of a pin that an integration created, after the path of a file that contains the id."""
 
 
 @brief()
@@ -33,8 +33,8 @@ class Pin:
         id: Id of the pinned checkpoint, which is protected even if it is superseded.
         reason: The reason that the user gave.
         created: Time of creation in UTC, ``YYYY-MM-DDTHH:MM:SS.ffffffZ``.
-        expires: Time of expiry in the same format, or None if it never expires.
-        dangling: Whether the pinned checkpoint is no longer in the store. Set when pins are listed.
+        expires: Time of expiry in the same format, or None if the pin never expires.
+        dangling: Whether the pinned checkpoint is no longer in the store. This is set when pins are listed.
     """
 
     name: str

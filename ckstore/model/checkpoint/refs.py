@@ -1,9 +1,9 @@
 """Refs, the names by which users refer to checkpoints.
 
-``[RUN@](STEP | latest | latest-valid | latest-healthy | best:METRIC[:min|max] | TAG | ID-PREFIX)``. Digits are resolved
-as a step first, then as an id. This module does no I/O. Its functions receive the existing checkpoints as values, so
-that a ref is resolved the same way from directories and from the catalog. docs/format/v1.md defines the form of runs,
-steps and tags.
+The form is ``[RUN@](STEP | latest | latest-valid | latest-healthy | best:METRIC[:min|max] | TAG | ID-PREFIX)``. A ref
+of digits is resolved first as a step, then as an id. This module does no I/O. Its functions receive the existing
+checkpoints as values, so that a ref is resolved the same way from directories and from the catalog. docs/format/v1.md
+defines the form of runs, steps and tags.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ID_MIN_DIGITS = 6
 RefKind = Literal["step", "latest", "latest-valid", "latest-healthy", "best", "tag", "id"]
 
 BEST = "best:"
-"""The prefix of a ref by a metric. A tag has no colon."""
+"""The prefix of a ref by a metric. No tag begins with it, because a tag has no colon."""
 _GRAMMAR = (
     "a ref is [RUN@] followed by a step, latest, latest-valid, latest-healthy, best:METRIC, a tag, or six or more "
     "digits of an id"
@@ -43,8 +43,8 @@ class Ref:
     run: str | None
     # The kind of `value`. A step of six or more digits may also be an id. `resolve` tries both.
     kind: RefKind
-    # The step in decimal, the tag, or the first digits of the id in lower case, with the prefix of the algorithm if it
-    # was given. For ``latest*``, the kind itself. For ``best:``, the whole text.
+    # The step in decimal, the tag, or the first digits of the id in lower case, with the prefix of the algorithm if the
+    # user gave it. For ``latest*``, the value is the kind itself. For ``best:``, the value is the whole text.
     value: str
 
     def __str__(self) -> str:
@@ -56,7 +56,7 @@ VERIFIED_KINDS = ("latest-valid", "latest-healthy")
 
 
 def is_latest_valid(ref: object) -> bool:
-    """Return whether a ref means the newest valid checkpoint, or the newest valid one that is healthy."""
+    """Return whether a ref names the newest valid checkpoint, or the newest valid and healthy checkpoint."""
     return isinstance(ref, str) and ref.rpartition("@")[2] in VERIFIED_KINDS
 
 
@@ -88,7 +88,7 @@ def _classify(value: str) -> tuple[RefKind, str]:
                 hint="write best:METRIC, best:METRIC:min or best:METRIC:max",
             )
         return "best", value
-    # A step comes before an id, because a user who types only digits usually means a step.
+    # Try a step before an id, because a user who types only digits usually means a step.
     if STEP_PATTERN.match(value) and int(value) <= MAX_STEP:
         return "step", value
     lower = value.lower()
@@ -119,15 +119,15 @@ def resolve(
 ) -> CheckpointInfo:
     """Return the checkpoint that `ref` names.
 
-    Without a run, a step belongs to the only run, or to the run ``main`` if there are several. The other kinds search
-    all runs.
+    If `ref` has no run, a step belongs to the only run of the store, or to the run ``main`` if the store has several.
+    A ref of another kind without a run is resolved among the checkpoints of all runs.
 
     Args:
         ref: The ref.
         candidates: The complete checkpoints of the store, in any order. Only an id or a tag names a superseded one.
         tags: Tag -> key of the checkpoint that it names.
-        incomplete: Directories without a complete checkpoint. The error says if `ref` names one of them, and no
-            checkpoint of another run is used instead.
+        incomplete: Directories without a complete checkpoint. If `ref` names one of these directories, the error says
+            so, and no checkpoint of another run is used instead.
     """
     torn: list[CheckpointKey] = []
     if ref.kind == "step":
@@ -141,7 +141,7 @@ def resolve(
     run = ref.run
     if run is None and ref.kind == "step":
         run = _default_run({c.run for c in candidates} | {key.run for key in torn})
-    # Not in the `except` block, so that the context of the error remains the one that the caller was handling.
+    # Raise outside the `except` block, so that the context of the error is the exception that the caller was handling.
     for key in torn:
         if run in (None, key.run):
             place = f"checkpoints/{key.run}/{key.directory}"
@@ -195,10 +195,10 @@ def nothing_saved(message: str, run: str | None) -> NoSuchRef:
 
 
 def _by_metric(ref: Ref, newest_first: Sequence[CheckpointInfo]) -> CheckpointInfo:
-    """Return the best checkpoint by a metric. Return a damaged one only if no undamaged one qualifies.
+    """Return the best checkpoint by a metric. It is damaged only if no undamaged checkpoint has the metric.
 
-    Of equal checkpoints, the newest is the best. An unhealthy checkpoint is never the best, whatever its metric, so
-    that a load of the best returns no NaN.
+    If values are equal, the newest checkpoint is the best. An unhealthy checkpoint is never the best, whatever its
+    metric, so that a load of the best checkpoint returns no NaN.
     """
     best = best_of(ref.value.removeprefix(BEST))
     ranked = [c for c in newest_first if not math.isnan(c.metrics.get(best.metric, math.nan))]
@@ -211,7 +211,7 @@ def _by_metric(ref: Ref, newest_first: Sequence[CheckpointInfo]) -> CheckpointIn
         raise NoSuchRef(f"{message}{ranked[0].name}: {ranked[0].unhealthy}", hint="load one of them by its step")
     ranked = [c for c in ranked if not c.unhealthy]
     sign = 1 if best.mode == "min" else -1
-    return min(ranked, key=lambda c: (c.damaged, sign * c.metrics[best.metric]))  # the first of equal ones
+    return min(ranked, key=lambda c: (c.damaged, sign * c.metrics[best.metric]))  # `min` returns the first of equal ones
 
 
 def _by_step(ref: Ref, candidates: Sequence[CheckpointInfo], runs: Collection[str]) -> CheckpointInfo:
@@ -226,7 +226,7 @@ def _by_step(ref: Ref, candidates: Sequence[CheckpointInfo], runs: Collection[st
         message = f"{ref}: the store has several runs and none is called {DEFAULT_RUN!r}, so it may be "
         hint = f"write {holders[0].name}"
         raise AmbiguousRef(message + _some(sorted(c.name for c in holders), " or "), hint=hint)
-    # An id of digits only is rare, but its short form must work like any other.
+    # An id may also begin with decimal digits only, so try an id next.
     return _by_id(ref, candidates) or _no_step(ref, run, step, candidates, holders)
 
 
@@ -300,7 +300,7 @@ def _latest_hint(candidates: Sequence[CheckpointInfo]) -> str:
 
 
 def _near(name: str, names: Iterable[str]) -> list[str]:
-    """Return `names`, those similar to `name` first."""
+    """Return `names`, beginning with those that are similar to `name`."""
     import difflib
 
     ordered = sorted(names)

@@ -19,7 +19,7 @@ class TagTarget(NamedTuple):
     """The checkpoint that the text of a tag names."""
 
     key: CheckpointKey
-    twice: bool  # whether the text has each name twice, which detects damage; an earlier ckstore wrote each once
+    twice: bool  # whether the text has each name twice to detect damage; an earlier ckstore wrote each name once
 
 
 def tag_text(key: CheckpointKey) -> str:
@@ -42,10 +42,10 @@ class Tag:
     """A name for a checkpoint.
 
     Attributes:
-        name: Its name, which is a ref.
-        run, step: Run and step of the checkpoint that it names.
+        name: Name of the tag, which is also a ref.
+        run, step: Run and step of the checkpoint that the tag names.
         id: Id of that checkpoint. None if the tag dangles, because the checkpoint was deleted or is incomplete.
-        superseded: Whether the step has a newer checkpoint. If so, ``RUN@STEP`` names the newer one.
+        superseded: Whether the step has a newer checkpoint. If so, ``RUN@STEP`` names the newer checkpoint.
     """
 
     name: str

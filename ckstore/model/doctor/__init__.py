@@ -1,1 +1,1 @@
-"""The judgements of `Store.doctor`, without I/O. `ckstore.ops.report.doctor` gathers the facts."""
+"""Evaluate the facts that `ckstore.ops.report.doctor` gathers for `Store.doctor`, without I/O."""

@@ -24,7 +24,8 @@ class AbilityFacts:
     links: str | None = ""
     projects: str = ""  # text on directories with different project ids, between which renames fail; empty if none
     # ``yes``, ``held`` (a process has the file open, so leases work) or ``no``. ``shared`` if other hosts may use the
-    # store, because a lease does not cover them. ``foreign`` if another user owns the store, so nothing was tried.
+    # store, because a lease does not detect their open files. ``foreign`` if nothing was tried, because another user
+    # owns the store.
     lease: str = "yes"
     reflink: bool | None = None  # whether files can share blocks; None if not tried
     link_limit: int = 0  # the maximum number of names of a file; 0 if unknown
@@ -51,7 +52,7 @@ def check_links(facts: AbilityFacts) -> DoctorFinding:
 
 
 def check_headroom(facts: AbilityFacts) -> DoctorFinding:
-    """Check how far the blob with the most names is from the limit of hardlinks."""
+    """Check whether the blob with the most names is close to the limit of hardlinks."""
     if not facts.link_limit:
         return ok("link limit", f"not known; the blob with the most names has {facts.link_most}")
     found = f"the blob with the most names has {facts.link_most} of {facts.link_limit}"
@@ -62,7 +63,7 @@ def check_headroom(facts: AbilityFacts) -> DoctorFinding:
 
 
 def check_lease(facts: AbilityFacts) -> DoctorFinding:
-    """Check whether the kernel reports if a process has a file open."""
+    """Check whether the kernel can report that a process has a file open."""
     if facts.lease == "shared":
         told = "the kernel does not know whether another host has a blob open, so blobs are freed after a grace period"
         do = "nothing; when no other host uses the store, ckstore gc --exclusive frees at once"
@@ -100,7 +101,7 @@ def check_direct_io(facts: AbilityFacts) -> DoctorFinding:
 
 
 def check_read_ahead(facts: AbilityFacts) -> DoctorFinding:
-    """Check how far the kernel reads ahead."""
+    """Check how many bytes the kernel reads ahead."""
     if facts.read_ahead_kib is None:
         return ok("read-ahead", "there is no block device to ask")
     found = f"{size_text(facts.read_ahead_kib * 1024)} on this device"
@@ -136,7 +137,7 @@ def check_sqlite(facts: AbilityFacts) -> DoctorFinding:
 
 
 def has_wal_reset_bug(version: tuple[int, int, int]) -> bool:
-    """Whether two connections that write and checkpoint at once can corrupt a database in WAL mode."""
+    """Whether two connections can corrupt a database in WAL mode if they write and checkpoint at the same time."""
     if not (3, 7, 0) <= version < _SQLITE_MENDED:
         return False
     mended = _SQLITE_BACKPORTS.get(version[:2])

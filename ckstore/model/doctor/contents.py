@@ -31,7 +31,7 @@ def _told(found: Leftover) -> str:
 
 
 def check_staging(stagings: Sequence[Leftover], *, other_hosts: bool = False) -> DoctorFinding:
-    """Check running and dead saves. `other_hosts` means that other hosts may use the store."""
+    """Check running and dead saves; `other_hosts` means that other hosts may use the store."""
     dead = [found for found in stagings if not found.alive]
     stuck = [found for found in stagings if found.alive and found.age_s > _OLD_S]
     if dead:
@@ -49,7 +49,7 @@ def check_staging(stagings: Sequence[Leftover], *, other_hosts: bool = False) ->
 
 
 def check_trash(trash: Sequence[Leftover], *, other_hosts: bool = False) -> DoctorFinding:
-    """Check the trash. `other_hosts` means that other hosts may use the store."""
+    """Check the trash; `other_hosts` means that other hosts may use the store."""
     if not trash:
         return ok("trash", "empty")
     kept_bytes = sum(found.nbytes for found in trash)
@@ -64,7 +64,7 @@ def check_trash(trash: Sequence[Leftover], *, other_hosts: bool = False) -> Doct
 
 
 def check_undo(window_s: float, waiting: Sequence[Waiting]) -> DoctorFinding:
-    """Check the dropped checkpoints. A checkpoint that is deleted now can be restored for `window_s` seconds."""
+    """Check the dropped checkpoints; a checkpoint that is deleted now can be restored for `window_s` seconds."""
     whole, broken = ([one for one in waiting if bool(one.problem) is is_broken] for is_broken in (False, True))
     told = [f"{amount_of(whole)} can be restored"] if whole else []
     told += [f"{amount_of(broken)} cannot be restored: {broken[0].problem}"] if broken else []
@@ -115,7 +115,11 @@ def check_pins(facts: PinFacts) -> DoctorFinding:
 
 
 def check_rules(policies: Mapping[str, RetentionPolicy]) -> DoctorFinding | None:
-    """Check the policies of the store, by the names of their settings. Return None if no rule is doubtful."""
+    """Check the policies of the store, given by the names of their settings.
+
+    Returns:
+        A finding if a rule is doubtful, otherwise None.
+    """
     doubtful = [
         (name, best, said)
         for name, policy in policies.items()
@@ -170,13 +174,13 @@ _PURGED_FROM_S = 7 * 86400.0
 
 
 def check_ages(path: str, oldest_s: float, owner: str) -> DoctorFinding:
-    """Check the times of the newest checkpoint's files.
+    """Check the times of the newest checkpoint's files, since some filesystems delete old files.
 
     Args:
         path: The path of the store.
         oldest_s: The age of the oldest file, in seconds.
-        owner: The owner of the oldest file if it is another user, because only that user can renew its times. Empty if
-            this user owns the file.
+        owner: The owner of the oldest file, because only the owner can renew its times. Empty if the owner is this user
+            or root.
     """
     told = f"the times of the oldest file of the newest checkpoint are {age_words(oldest_s)} old"
     named = often_purged(path)
@@ -212,7 +216,7 @@ def check_health(newest: Mapping[str, tuple[CheckpointInfo, CheckpointInfo | Non
     """Check the newest checkpoint of each run.
 
     Args:
-        newest: For each run its newest checkpoint, and its newest healthy one if it has one.
+        newest: For each run, the newest checkpoint, and the newest healthy checkpoint or None.
     """
     unhealthy = [
         f"{last.name} is unhealthy: {last.unhealthy}"

@@ -1,4 +1,4 @@
-"""A finding of `Store.doctor`: the subject, its state, and what to do about it."""
+"""A finding of `Store.doctor`: the subject, its state, and the recommended action."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class DoctorFinding:
     """The result of one check.
 
     Attributes:
-        level: How severe it is.
+        level: Severity of the finding.
         what: The subject of the check in stable words, such as ``filesystem`` or ``free space``.
         found: The state of the subject, with numbers.
-        do: What to do about it. Empty only if the level is ``ok``.
+        do: Recommended action. Empty only if the level is ``ok``.
     """
 
     level: Level
@@ -49,8 +49,8 @@ class DoctorReport:
 
     Attributes:
         findings: The results of all checks, in a fixed order.
-        leaks: Deleted files of the store that a process of any program still has open, largest first, with these
-            processes. Root sees all processes, other users only their own.
+        leaks: Deleted files of the store that a process of any program still has open, beginning with the largest, and
+            these processes. Root sees the processes of all users. Another user sees only their own processes.
     """
 
     findings: tuple[DoctorFinding, ...]
@@ -67,11 +67,11 @@ class DoctorReport:
         return self.worst != "error"
 
     def __str__(self) -> str:
-        return "\n".join([*map(str, self.findings), summary(self)])  # all lines, because the last one may be an error
+        return "\n".join([*map(str, self.findings), summary(self)])  # not shortened, because any line may be an error
 
 
 def summary(report: DoctorReport) -> str:
-    """Return how many findings there are of each level, the worst first: ``2 warnings, 12 ok``."""
+    """Return the number of findings of each level, beginning with the worst, such as ``2 warnings, 12 ok``."""
     counts = [(level, sum(finding.level == level for finding in report.findings)) for level in reversed(LEVELS)]
     return (
         ", ".join(f"{count} ok" if level == "ok" else counted(count, level) for level, count in counts if count)

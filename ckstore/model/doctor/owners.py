@@ -22,7 +22,7 @@ class OwnerFacts:
     owner_id: int = 0  # user id of the owner of the root directory
     process_id: int = 0  # user id of this process
     may_give: bool = True  # whether this process may give files to other users, as root usually may
-    # Directories of the store that are symlinks, other files, or on another filesystem.
+    # Directories of the store that are symlinks or other files, or that are on another filesystem.
     misplaced: tuple[str, ...] = ()
     open_to_all: tuple[str, ...] = ()  # entries below the root directory that any user may change
     foreign_count: int = 0  # number of files that do not belong to the owner of the root directory
@@ -54,7 +54,7 @@ def check_owner(facts: OwnerFacts) -> DoctorFinding:
 
 
 def check_permissions(facts: OwnerFacts) -> DoctorFinding:
-    """Check who else may read or change the store."""
+    """Check which other users may read or change the store."""
     open_ = [facts.path] if facts.mode & 0o002 else []
     open_ += facts.open_to_all
     if open_:

@@ -1,4 +1,4 @@
-"""Findings about the filesystem of a store: its type, its mount options, and whether it keeps acknowledged data.
+"""Findings about the filesystem of a store: type, mount options, locks, and durability in a power cut.
 
 docs/how-to/shared.md lists the tested filesystems.
 """
@@ -15,7 +15,7 @@ _ONE_HOST = "save to a run, and prune it, on one host"
 
 
 def check_locks(kind: str, options: AbstractSet[str]) -> DoctorFinding:
-    """Check whether file locks reach other hosts, for a shared filesystem."""
+    """Check whether file locks on a shared filesystem reach other hosts."""
     hosts, why, mended = reach_of_locks(kind, options)
     if hosts:
         return ok("locks", "file locks reach other hosts, so only one host changes a run or the settings at a time")
@@ -50,17 +50,17 @@ class PlaceFacts:
     """The filesystem of a directory."""
 
     path: str
-    # As in ``/proc/self/mountinfo``, such as ext4, xfs or tmpfs. Empty for an unknown local filesystem, ``0x…`` if only
-    # its number is known.
+    # The type as in ``/proc/self/mountinfo``, such as ext4, xfs or tmpfs. It is empty for an unknown local filesystem,
+    # and ``0x…`` if only the number of the type is known.
     kind: str = ""
     mount: str = ""  # the mount point
     source: str = ""  # source of the mount, usually a device
     options: frozenset[str] = frozenset()  # options of the mount and of the filesystem
     journal: bool | None = None  # whether an ext3 or ext4 filesystem has a journal; None if unknown or another type
-    # The filesystem that stores the files of this one. For an overlay, it is the filesystem of the upper layer, and for
-    # a loop device that of the file behind it. None if there is no such filesystem, or if it is not visible.
+    # The filesystem that stores the data of this one. For an overlay, this is the filesystem of the upper layer. For a
+    # loop device, it is the filesystem of the backing file. None if there is no such filesystem or it is not visible.
     below: PlaceFacts | None = None
-    told: bool | None = None  # whether other machines use the filesystem, by the settings; None to decide by its type
+    told: bool | None = None  # whether other machines use the filesystem, according to the settings; None if not set
 
     @property
     def other_hosts(self) -> bool:
@@ -69,16 +69,17 @@ class PlaceFacts:
 
     @property
     def other_hosts_by_kind(self) -> bool:
-        """Whether other machines may also have the filesystem mounted, by its type.
+        """Whether other machines may also have the filesystem mounted, according to its type.
 
-        Also true for a filesystem that a program provides (FUSE), because this is unknown for such a filesystem.
+        This is also true for a filesystem that a program provides (FUSE), because such a program may serve other
+        machines.
         """
         by_program = self.kind.partition(".")[0] == _FUSE and self.kind not in _LOCAL_FUSE
         return self.kind in NETWORK or by_program or self.is_unheard_of
 
     @property
     def is_unheard_of(self) -> bool:
-        """Whether only the number of the filesystem type is known. Other machines may then have it mounted."""
+        """Whether only the number of the filesystem type is known, so that other machines may have it mounted."""
         return self.kind.startswith("0x")
 
     @property
@@ -88,9 +89,9 @@ class PlaceFacts:
 
 
 def why_of_several_hosts(facts: PlaceFacts, path: object) -> str:
-    """Return why other machines may use the directory `path`: because of its type, or because of the user's settings.
+    """Return why other machines may use the directory `path`: the type of its filesystem, or the user's settings.
 
-    Returns an empty string if they may not.
+    The result is empty if no other machine may use the directory.
     """
     if facts.is_unheard_of:
         return f"ckstore does not know the filesystem of {path} ({facts.kind}), which other hosts may use"
@@ -100,9 +101,9 @@ def why_of_several_hosts(facts: PlaceFacts, path: object) -> str:
 
 
 def why_not_durable(facts: PlaceFacts) -> str:
-    """Return why a power cut loses acknowledged data on this filesystem, as the end of a sentence.
+    """Return why a power cut may lose acknowledged data on this filesystem, as the end of a sentence.
 
-    Returns an empty string if no reason is known.
+    The result is empty if no reason is known.
     """
     if facts.kind in MEMORY:
         return f"is on {facts.kind}, which is memory: nothing survives a restart of the machine"
@@ -116,7 +117,7 @@ def why_not_durable(facts: PlaceFacts) -> str:
         return "is mounted without write barriers: a power cut may lose acknowledged checkpoints"
     if facts.below is None or not (why := why_not_durable(facts.below)):
         return ""
-    # For a filesystem in a file that is not in memory, `durability` only notes the problem of the filesystem below.
+    # If the filesystem below stores a loop device's file and is not in memory, `durability` only notes its problem.
     if facts.kind == "overlay" or _is_memory(facts.below):
         return f"keeps its files in {facts.below.path}, which {why}"
     return ""
