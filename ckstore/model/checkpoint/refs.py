@@ -211,7 +211,7 @@ def _by_metric(ref: Ref, newest_first: Sequence[CheckpointInfo]) -> CheckpointIn
         raise NoSuchRef(f"{message}{ranked[0].name}: {ranked[0].unhealthy}", hint="load one of them by its step")
     ranked = [c for c in ranked if not c.unhealthy]
     sign = 1 if best.mode == "min" else -1
-    return min(ranked, key=lambda c: (c.damaged, sign * c.metrics[best.metric]))  # `min` returns the first of equal ones
+    return min(ranked, key=lambda c: (c.damaged, sign * c.metrics[best.metric]))  # the first if several are equal
 
 
 def _by_step(ref: Ref, candidates: Sequence[CheckpointInfo], runs: Collection[str]) -> CheckpointInfo:

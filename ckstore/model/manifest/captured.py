@@ -18,7 +18,7 @@ class SourceReader(Protocol):
     """
 
     def parts(self, source: Any, start: int, stop: int, part_bytes: int) -> Iterator[memoryview]:
-        """Yield these bytes of a source part by part as they arrive."""
+        """Yield bytes `start` to `stop` of a source, part by part as they arrive."""
 
     def whole(self, nbytes: int) -> memoryview:
         """Return the first `nbytes` of the range that was read last."""
@@ -31,7 +31,7 @@ class Transfers(Protocol):
     """Running copies of sources to pinned memory."""
 
     def join(self, other: Any) -> None:
-        """Add the transfers of another object to those that `wait` waits for."""
+        """Make `wait` also wait for the transfers of another object."""
 
     def wait(self) -> None:
         """Wait until all transfers are done. A second call returns immediately."""
@@ -41,7 +41,7 @@ class PinnedMemory(Protocol):
     """Host memory that is prepared for transfers from a memory space."""
 
     def copy(self, pairs: Iterable[tuple[Any, int]], *, behind_current: bool) -> Transfers:
-        """Begin to copy each source to its offset; see `Snapshot.fill`."""
+        """Start to copy each source to its offset; see `Snapshot.fill`."""
 
     def close(self) -> None:
         """Release the memory. No transfer may be running."""
@@ -54,9 +54,9 @@ class MemorySpace(Protocol):
     """Sources below this size are transferred together if they are adjacent in the destination."""
 
     def fingerprints(self, ranges: Sequence[tuple[Any, int, int]]) -> list[bytes]:
-        """Return a fingerprint of each range of a source, which changes with its bytes.
+        """Return a fingerprint of each range of a source; a fingerprint changes if the bytes of its range change.
 
-        Return an empty list if there is not enough memory to compute them.
+        Return an empty list if there is not enough memory to compute the fingerprints.
         """
 
     def fingerprints_of(self, sources: Sequence[Any]) -> list[bytes]:
@@ -66,10 +66,10 @@ class MemorySpace(Protocol):
         """Do the work that would make the first fingerprints slower."""
 
     def wait_for(self, sources: Iterable[Any]) -> Collection[object]:
-        """Wait for the queued work that may write to sources; return the value for `waited` of `capture`."""
+        """Wait for the queued work that may write to sources, and return the argument `waited` for `capture`."""
 
     def fetch(self, sources: Sequence[Any]) -> list[memoryview]:
-        """Return the bytes of small sources, read in few transfers."""
+        """Return the bytes of small sources, using only a few transfers."""
 
     def reader(self, nbytes: int) -> SourceReader:
         """Return a reader of ranges of at most `nbytes`."""
@@ -79,27 +79,27 @@ class MemorySpace(Protocol):
 
 
 class ByteSource(Protocol):
-    """The bytes of one storage to save. They are in live memory, which may change during the save.
+    """The bytes of one storage to save, in live memory that may change during the save.
 
-    Several threads may call its methods at the same time.
+    Several threads may call the methods at the same time.
     """
 
     nbytes: int  # size of the storage, in bytes
-    name: str  # name of its first leaf, for messages
+    name: str  # name of the first leaf in the storage, for messages
 
     @property
     def space(self) -> MemorySpace | None:
         """The memory space of the bytes, or None if they are in host memory or in a file."""
 
     def view(self, start: int, stop: int) -> memoryview | None:
-        """Return these bytes of the live memory, read-only and uncopied.
+        """Return a read-only view of bytes `start` to `stop` in the live memory, without copying them.
 
         Return None if the bytes must be read with `read_into`, because the CPU cannot address them or they are
         not contiguous (they span a gap between views that share memory).
         """
 
     def read_into(self, start: int, stop: int, out: memoryview) -> None:
-        """Copy these bytes into `out`, which has their size; other threads run during large copies."""
+        """Copy bytes `start` to `stop` into `out`, which has their size; other threads can run during a large copy."""
 
     def changed(self) -> bool:
         """Return whether a modification of the values since the capture was detected.
@@ -123,7 +123,7 @@ def copy_of(source: ByteSource, start: int, stop: int) -> memoryview:
 
 @dataclass(frozen=True)
 class Captured:
-    """A state in the form that the store saves. It shares the memory of the live tensors."""
+    """A state in the form that the store saves, sharing the memory of the live tensors."""
 
     state: Node  # the tree of nodes
     leaves: tuple[LeafRecord, ...]  # the values that are stored as bytes
@@ -131,7 +131,7 @@ class Captured:
     files: tuple[FileRecord, ...] = ()  # the files that were committed; a saved state has none
     name_chars: int = 0  # characters in the names of all values, without the last key of each name
     left_out: tuple[str, ...] = ()  # descriptions of values that the checkpoint does not keep
-    # Whether each storage of 1 MiB or more has blobs of its own, so that later saves reuse unchanged ones uncopied.
+    # Whether each storage of 1 MiB or more has its own blobs, so that later saves can reuse unchanged blobs uncopied.
     own_blobs: bool = False
 
     @cached_property
@@ -141,7 +141,7 @@ class Captured:
 
     def pack_below_bytes(self, chunk_bytes: int) -> int:
         """Return the size below which storages of this state share packs in a store with chunks of this size."""
-        # From another memory space, large storages are copied in chunks, and unchanged chunks are not read.
+        # Large storages in another memory space are copied in chunks, and unchanged chunks are not read.
         if self.own_blobs or self.space is not None:
             return SMALL_BELOW_BYTES
         return pack_below_bytes(self._medium_count, chunk_bytes)
@@ -167,11 +167,11 @@ class BytesSource:
         self._data = memoryview(data)
 
     def view(self, start: int, stop: int) -> memoryview | None:
-        """Return these bytes, uncopied."""
+        """Return bytes `start` to `stop` without copying them."""
         return self._data[start:stop]
 
     def read_into(self, start: int, stop: int, out: memoryview) -> None:
-        """Copy these bytes into `out`."""
+        """Copy bytes `start` to `stop` into `out`."""
         out[:] = self._data[start:stop]
 
     def changed(self) -> bool:
@@ -180,7 +180,7 @@ class BytesSource:
 
 
 class RangeSource:
-    """Some of the bytes of a source."""
+    """A range of the bytes of another source."""
 
     __slots__ = ("_source", "_start", "name", "nbytes")
 
@@ -196,23 +196,23 @@ class RangeSource:
         return self._source.space
 
     def flat_parts(self, start: int, stop: int) -> list[tuple[int, Any]]:
-        """Return these bytes as flat tensors with their offsets, from the underlying source."""
+        """Return bytes `start` to `stop` as flat tensors with their offsets, from the underlying source."""
         source: Any = self._source
         found: list[tuple[int, Any]] = source.flat_parts(self._start + start, self._start + stop)
         return found
 
     def addresses(self, start: int, stop: int) -> list[tuple[Any, int, int]]:
-        """Return the locations of these bytes in their memory space, from the underlying source."""
+        """Return the locations of bytes `start` to `stop` in their memory space, from the underlying source."""
         source: Any = self._source
         found: list[tuple[Any, int, int]] = source.addresses(self._start + start, self._start + stop)
         return found
 
     def view(self, start: int, stop: int) -> memoryview | None:
-        """Return these bytes, uncopied, or None if the underlying source returns None."""
+        """Return bytes `start` to `stop` without copying them, or None if the underlying source returns None."""
         return self._source.view(self._start + start, self._start + stop)
 
     def read_into(self, start: int, stop: int, out: memoryview) -> None:
-        """Copy these bytes into `out`."""
+        """Copy bytes `start` to `stop` into `out`."""
         self._source.read_into(self._start + start, self._start + stop, out)
 
     def changed(self) -> bool:

@@ -1,7 +1,7 @@
-"""Summaries of committed files, and the differences between the files of two checkpoints. No data is read.
+"""Summarize committed files, and compare the files of two checkpoints without reading their data.
 
 Two files are equal if they have the same kind, mode, target, recorded modification time and pieces. Equal bytes give
-equal pieces, because the content of a file decides where it is cut.
+equal pieces, because the content of a file determines where the file is cut.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ckstore.model.sizes import size_text
 from ckstore.model.words import printable
 
 FileChangeKind = Literal["added", "removed", "changed"]
-_LINKS_MOST = 41  # one more than Linux follows
+_LINKS_MOST = 41  # one more than the number of links that Linux follows
 
 
 @brief()
@@ -47,13 +47,13 @@ class FileSummary:
 @brief()
 @dataclass(frozen=True, slots=True)
 class FileChange:
-    """A committed file that only one checkpoint has, or that differs.
+    """A committed file that only one of two checkpoints has, or that differs between them.
 
     Attributes:
         kind: ``added`` (only in the second checkpoint), ``removed`` (only in the first) or ``changed``.
         before, after: The file in the first and in the second checkpoint, or None if that checkpoint lacks it.
-        changed_bytes: Bytes of a changed file in pieces that the first file does not have. 0 if only the mode, the
-            target of a symlink or the recorded time differs.
+        changed_bytes: Number of bytes of a changed file in pieces that the file of the first checkpoint does not have.
+            0 if only the mode, the target of a symlink or the recorded time differs.
     """
 
     kind: FileChangeKind
@@ -88,9 +88,9 @@ def summaries(manifest: Manifest) -> list[FileSummary]:
 
 
 def followed(files: Mapping[str, FileRecord | FileSummary], path: str) -> str | None:
-    """Return the path after following its symlinks like the kernel. The returned path may not exist.
+    """Return the path after following its symlinks like the kernel, or None.
 
-    Return None if the path leads out of the checkpoint or has a loop.
+    The returned path may not exist. It is None if the path leads out of the checkpoint or has a loop.
     """
     to_do, done = path.split("/")[::-1], list[str]()
     links_left = _LINKS_MOST
@@ -155,5 +155,5 @@ def _key(manifest: Manifest, file: FileRecord) -> object:
 
 
 def _pieces(manifest: Manifest, file: FileRecord) -> list[tuple[str, int]]:
-    """Return digest and length of the pieces of a file, in order."""
+    """Return the digest and the length of each piece of a file, in order."""
     return [(extent.piece, extent.length) for i in file.storages for extent in manifest.storages[i].extents]

@@ -39,7 +39,7 @@ def describe(
         metadata: JSON-like values (None, bool, int, float, str, list, tuple (as list), dict with str keys
             that do not start with ``$``), nested up to `METADATA_MAX_DEPTH`.
         message: Free text.
-        parent: The id of the checkpoint that this one continues, or None.
+        parent: The id of the checkpoint that the new checkpoint continues, or None.
 
     Raises:
         BadInput: A value is of another kind. The message contains its position.
@@ -88,7 +88,7 @@ def decode_metadata(document: Any) -> Any:
 
 
 def decoded_metadata(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the metadata of a `Description` in the form for users. This is the inverse of `encode_metadata`."""
+    """Return the metadata of a `Description` in the form for users; this is the inverse of `encode_metadata`."""
     return {name: decode_metadata(value) for name, value in document.items()}
 
 
@@ -148,7 +148,7 @@ def _text(text: str, path: str) -> str:
             f"{path}: JSON would join two surrogates of this str into one character ({shown(text)})",
             hint="text.encode('utf-16', 'surrogatepass').decode('utf-16') also joins them",
         )
-    return str.__str__(text)  # for a member of a str enum, this is its value, not Colour.RED
+    return str.__str__(text)  # returns the value of a member of a str enum, and not Colour.RED
 
 
 def _number(value: Any, name: str) -> int | float:
@@ -162,7 +162,7 @@ def _number(value: Any, name: str) -> int | float:
     if tuple(getattr(value, "shape", ())) != ():
         raise BadInput(f"{path}: wanted one number, got the shape {tuple(value.shape)}", hint=_NUMBER_HINT)
     if hasattr(value, "detach"):
-        value = value.detach()  # float() of a loss that requires grad warns
+        value = value.detach()  # float() warns if the loss requires a gradient
     try:
         return float(value)
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:

@@ -1,4 +1,7 @@
-"""The table of all dtypes of torch that a tensor may have, with their other names. A new dtype needs a line here."""
+"""The table of all dtypes that a tensor may have, with their names in torch, safetensors and NumPy.
+
+A new dtype needs a line here.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,15 @@ from typing import NamedTuple
 class Dtype(NamedTuple):
     """A dtype of elements."""
 
-    torch: str  # its name in torch and in manifests; empty if torch does not have this dtype
+    torch: str  # the name in torch and in manifests; empty if torch does not have this dtype
     bits: int  # bits of an element in a safetensors file; torch packs two 4-bit elements into one byte
-    safetensors: str = ""  # its name in safetensors, or empty
-    numpy: str = ""  # its name in NumPy, or empty
-    storage: str = ""  # the class of its storages in older files of torch, or empty
+    safetensors: str = ""  # the name in safetensors, or empty
+    numpy: str = ""  # the name in NumPy, or empty
+    storage: str = ""  # the class of storages with this dtype in older files of torch, or empty
 
 
-# In the order of safetensors 0.8, which writes the last of these first, so that every tensor is aligned to its size.
+# This is the order of safetensors 0.8. It writes the tensors with the last of these dtypes first, so that every tensor
+# is aligned to the size of its elements.
 DTYPES = (
     Dtype("bool", 8, "BOOL", "|b1", "BoolStorage"),
     Dtype("float4_e2m1fn_x2", 4, "F4"),
@@ -36,7 +40,7 @@ DTYPES = (
     Dtype("uint32", 32, "U32", "<u4"),
     Dtype("float32", 32, "F32", "<f4", "FloatStorage"),
     Dtype("complex32", 32),
-    Dtype("bcomplex32", 32),  # two bfloat16; torch has it from 2.15
+    Dtype("bcomplex32", 32),  # two bfloat16; torch 2.15 and later have it
     Dtype("complex64", 64, "C64", "<c8", "ComplexFloatStorage"),
     Dtype("float64", 64, "F64", "<f8", "DoubleStorage"),
     Dtype("int64", 64, "I64", "<i8", "LongStorage"),

@@ -15,12 +15,12 @@ from ckstore.model.manifest.stored import BLOB_MAX_BYTES, BlobRecord, StoredForm
 
 ENCODED = "encoded-1"
 HEAD_BYTES = 128
-"""The first bytes of a ``manifest.json`` that suffice to recognize an encoding, with any hash algorithm. Every manifest
-is longer."""
+"""The number of bytes at the start of a ``manifest.json`` that suffice to recognize an encoding, with any hash
+algorithm. Every manifest is longer."""
 PATH_MOST = 8
-"""The maximum number of encoded blobs on a path, which consists of a blob, a base of it, a base of that base and so on.
+"""The maximum number of encoded blobs on a path. A path is a blob, a base of the blob, a base of that base, and so on.
 
-Reading a blob with the longest path takes about this many times as long as reading one whose bases are plain.
+Reading a blob with the longest path takes about this many times as long as reading a blob whose bases are plain.
 """
 
 
@@ -41,7 +41,7 @@ class Encoding(StoredForm):
     # Every blob in the directory, plain or in encoded form, with the digest of its own bytes.
     files: tuple[BlobRecord, ...]
     encoded: Mapping[str, EncodedBlob]  # digest of a plain blob -> its encoded form
-    place: int = 0  # position of the checkpoint in the chain of its run
+    place: int = 0  # position of the checkpoint in its run, which determines the base
     # Additional encoded forms, only on a remote. Their bases need not be in `files` or `encoded`.
     links: Mapping[str, EncodedBlob] = field(default_factory=dict)
 
@@ -103,7 +103,7 @@ def _items(forms: Mapping[str, EncodedBlob]) -> list[list[Any]]:
 
 
 def begins_one(head: bytes) -> bool:
-    """Return whether a ``manifest.json`` that starts with `head` is an encoding with `checkpoint` as first member."""
+    """Return whether a ``manifest.json`` that starts with `head` is an encoding whose first member is `checkpoint`."""
     return b'"manifest":{"checkpoint":"' in head
 
 
@@ -188,7 +188,7 @@ def _check_paths(encoding: Encoding, plain: set[str], where: str) -> None:
                 if depths[digest] > PATH_MOST:
                     refuse(where, "encoded", f"at most {PATH_MOST} encoded blobs on a path", depths[digest])
                 continue
-            if digest in depths:  # visited before with bases still unknown, so they form a loop
+            if digest in depths:  # it was visited before and its bases are still unknown, so there is a loop
                 refuse(where, "encoded", "no blob that is decoded with itself", digest)
             depths[digest] = -1
             waiting += unknown

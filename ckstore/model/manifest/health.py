@@ -1,4 +1,4 @@
-"""The health of a training, judged by its checkpoints: values that are not finite, and parts that do not change.
+"""The health of a training according to its checkpoints: values that are not finite, and parts that do not change.
 
 Source: docs/format/v1.md, "Health". docs/adr/0033-health.md explains the rules. `codecs/nonfinite` counts the values.
 """
@@ -14,7 +14,7 @@ from ckstore.model.canonical import SAFE_INT
 from ckstore.model.document import refuse
 from ckstore.model.words import counted, named, some_of
 
-_STILL_LEAST = 2  # one equal checkpoint at the end of a training is no fault, but two in a row may be one
+_STILL_LEAST = 2  # one unchanged checkpoint at the end of a training is normal, but two in a row may be a fault
 _NAME_MOST = 200
 _PARTS_SHOWN = 3
 
@@ -26,7 +26,7 @@ class NonFiniteCount(NamedTuple):
     inf: int = 0
 
     def plus(self, other: NonFiniteCount) -> NonFiniteCount:
-        """Return the sum of both."""
+        """Return the sum of both counts."""
         return NonFiniteCount(self.nan + other.nan, self.inf + other.inf)
 
 
@@ -39,11 +39,12 @@ class NonFinite:
     """A tensor with values that are not finite.
 
     Attributes:
-        name: Its name in the state. Tensors that share memory are counted together, under the name of the first.
+        name: Name of the tensor in the state. Tensors that share memory are counted together, under the name of the
+            first.
         nan: Number of NaN values. A complex number counts as two values.
         inf: Number of infinite values.
-        usual_inf: Number of infinite values when the tensor was first saved in this line of parents. A mask, for
-            example, has infinite values from the start.
+        usual_inf: Number of infinite values when the tensor was first saved, in this checkpoint or in an ancestor. A
+            mask, for example, has infinite values from the start.
     """
 
     name: str
@@ -65,11 +66,12 @@ class NonFinite:
 @brief()
 @dataclass(frozen=True, slots=True)
 class Stillness:
-    """The changes of a part of a state (a value at its top level) along its line of parents.
+    """The changes of a part of a state (a value at the top level) from the first ancestor to this checkpoint.
 
     Attributes:
-        now: Number of checkpoints in a row with tensors equal to those of the parent, although the step advanced.
-        longest: The longest such row that ended with a change, or -1 if the part has never changed.
+        now: Number of latest checkpoints in a row whose tensors equal those of the parent, although the step advanced.
+        longest: Number of checkpoints in the longest such row that ended with a change, or -1 if the part has never
+            changed.
     """
 
     now: int = 0
@@ -79,8 +81,8 @@ class Stillness:
         """Return the stillness of a child checkpoint.
 
         Args:
-            equal: Whether the tensors of the part are equal to those of the parent.
-            advanced: Whether the step of the child is greater than that of the parent.
+            equal: Whether the tensors of the part in the child are equal to the tensors in the parent.
+            advanced: Whether the step of the child is greater than the step of the parent.
         """
         if not equal:
             return Stillness(0, max(self.longest, self.now))
@@ -97,7 +99,8 @@ class Health:
 
     Attributes:
         nonfinite: The tensors with values that are not finite, in the order of the state.
-        parts: Each part with tensors of floating-point numbers, by its key. Tensors at the top level have the key "".
+        parts: Key -> the changes of the part with this key, for each part with tensors of floating-point numbers.
+            Tensors at the top level of the state have the key "".
     """
 
     nonfinite: tuple[NonFinite, ...] = ()
@@ -110,7 +113,7 @@ class Health:
 
     @property
     def unhealthy(self) -> str:
-        """A sentence on why the checkpoint is unhealthy. Empty if it is healthy."""
+        """A sentence on why the checkpoint is unhealthy, or an empty string."""
         sick = self.sick
         if not sick:
             return ""
@@ -121,8 +124,8 @@ class Health:
     def unchanged(self) -> tuple[str, ...]:
         """The parts that no longer change although they should, sorted.
 
-        A frozen part that never changes is no fault, nor is a pause of a rarely updated average. Neither of these can
-        be the reason if no part of the state changes, so all parts are returned then.
+        A frozen part may never change, and a rarely updated average may pause, so neither is reported. If no part of
+        the state changes any more, these are not the reasons, so all parts are returned.
         """
         if self.parts and all(part.now >= _STILL_LEAST for part in self.parts.values()):
             return tuple(sorted(self.parts))

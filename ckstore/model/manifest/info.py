@@ -21,14 +21,16 @@ if TYPE_CHECKING:
 
 
 def shown_name(name: str, id: str, *, superseded: bool) -> str:
-    """Return the displayed name of a checkpoint. If it is superseded, ``RUN@STEP`` would name another checkpoint."""
+    """Return the displayed name of a checkpoint, with its id if ``RUN@STEP`` names a newer checkpoint."""
     return f"{name} ({short_id(id)}, superseded)" if superseded else name
 
 
 @brief()
 @dataclass(frozen=True, slots=True)
 class SaveCounters:
-    """Counters of one save. The phases with a duration run one after another. Hashing and writing run in parallel.
+    """Counters of one save.
+
+    The phases with a duration run one after another. Within a phase, hashing and writing run in parallel.
 
     Attributes:
         hashed_bytes: Bytes of the state that were read and hashed.
@@ -43,7 +45,7 @@ class SaveCounters:
         publishing_s: Seconds to rename the directory into place durably. In a background save, this includes the time
             in which the saver asks the training process whether it may publish the checkpoint.
         finishing_s: Seconds for the work after the checkpoint is durable (tags, catalog, retention, gc and so on).
-        retry_count: Number of retries. All other counters are of the last attempt.
+        retry_count: Number of retries. All other counters describe the last attempt.
     """
 
     hashed_bytes: int
@@ -90,39 +92,40 @@ class CheckpointInfo:
     Attributes:
         id: Digest of its manifest.
         run, step: The run that it belongs to, and its training step.
-        sequence: Position in the order of commits. The greatest number is the latest checkpoint.
+        sequence: Position in the order of commits. The latest checkpoint has the greatest number.
         out_of_order: Whether its sequence number is ignored because it is far beyond all others (docs/format/v1.md).
             Such a checkpoint is ordered before all others and can be loaded by its step or id.
         created: Time of the save in UTC, ``YYYY-MM-DDTHH:MM:SS.ffffffZ``.
-        logical_bytes: Size of all its data. A copy without any sharing would take this much.
+        logical_bytes: Size of all its data, which is the size of a copy without any sharing.
         new_bytes: Bytes of the blobs that the save wrote.
         reused_bytes: Bytes of its data that were already in the store.
         leaf_count: Number of tensors, arrays and other values that are stored as bytes.
         content: Digest that is equal for two checkpoints with the same content.
         parent: Id of the checkpoint that this one continues, or None.
-        metrics: Name -> number. A metric from `Store.annotate` overrides one from the save.
+        metrics: Name -> value. A metric from `Store.annotate` overrides a metric of the same name from the save.
         notes: Notes of `Store.annotate`, in the order in which they were written.
-        tags: Tags that named it when this was read.
-        durable: False if its filesystem is not known to preserve it through a power failure.
+        tags: Tags that named the checkpoint when this information was read.
+        durable: False if its filesystem is not known to preserve it through a power cut.
         damaged: Whether a read or a verification found damage that has not been repaired since.
-        elsewhere: Whether some of its bytes are only on a remote. A load fetches them.
+        elsewhere: Whether some of its bytes are only on a remote. A load downloads these bytes.
         compacted: Whether its directory has encoded forms of blobs and so takes less than `logical_bytes`.
-        remotes: The names of the remotes that have its remote-only bytes. Set only by `Store.info`.
-        catalogued: False if the catalog could not be updated in time. The next opening updates it.
-        oldest_reading: The time since which saves and verifications have read or written every blob of it, in the
-            format of `created`. Empty if this is unknown for one of the blobs. Set only by `Store.info`.
+        remotes: Names of the remotes that have its remote-only bytes. Only `Store.info` returns them.
+        catalogued: False if the catalog could not be updated in time. The next opening of the store updates it.
+        oldest_reading: The earliest of the times at which saves and verifications last read or wrote its blobs, in the
+            format of `created`. Empty if this time is unknown for one of the blobs. Only `Store.info` returns it.
         warnings: Problems after the checkpoint was durable, such as a tag or the catalog that could not be written, or
-            retention that failed. Set only by the save that returned this.
-        counters: Counters and durations of the save that returned this. None from other calls, if several ranks saved,
-            or if the saver died after the checkpoint was durable.
-        directory: The name of its directory in ``checkpoints/RUN/``. If empty, its step and the first digits of its id.
+            retention that failed. Only a save returns them.
+        counters: Counters and durations of the save that returned this object. None if another call returned it, if
+            several ranks saved, or if the saver died after the checkpoint was durable.
+        directory: Name of its directory in ``checkpoints/RUN/``. If empty, the name consists of the step and the first
+            digits of the id.
         superseded: Whether the store has a newer checkpoint of its step.
         unhealthy: A sentence on the tensors with NaN, or with more infinite values than when they were first saved.
-            Empty if it is healthy, or was saved with `StoreConfig.health_share` 0. `OpenCheckpoint.health` has the
-            counts.
+            Empty if the checkpoint is healthy, or was saved with `StoreConfig.health_share` 0. `OpenCheckpoint.health`
+            has the counts.
         unchanged: The parts of its state that stopped changing although the step advances.
-        training: The id of the training that it belongs to, from the save that returned this. Empty from other calls,
-            or if an older ckstore started the training.
+        training: Id of the training that the checkpoint belongs to. Calls other than a save may return an empty id.
+            The id is also empty if an older ckstore started the training.
     """
 
     id: str
@@ -164,7 +167,7 @@ class CheckpointInfo:
 
     @property
     def ref(self) -> str:
-        """A ref that names it: ``RUN@STEP``, or the first digits of its id if it is superseded."""
+        """A ref of the checkpoint: ``RUN@STEP``, or the first digits of its id if it is superseded."""
         return short_id(self.id) if self.superseded else self.name
 
     @property
@@ -179,7 +182,7 @@ class CheckpointInfo:
 
     @property
     def order(self) -> tuple[int, str, str, int]:
-        """Sort key of the order of commits. A later generation of the same checkpoint sorts later."""
+        """Sort key for the order of commits; a later generation of the same checkpoint sorts later."""
         return 0 if self.out_of_order else self.sequence, self.created, self.id, self.key.generation
 
     def __str__(self) -> str:
@@ -195,7 +198,7 @@ class CheckpointInfo:
         return printable(f"{self.name} {short_id(self.id)}: {sizes}{words}{metrics}{tags}")
 
     def with_annotations(self, metrics: dict[str, int | float], notes: tuple[Note, ...]) -> CheckpointInfo:
-        """Return a copy with later annotations. Their metrics override metrics of the same name from the save."""
+        """Return a copy with later annotations, whose metrics override metrics of the same name from the save."""
         return replace(self, metrics={**self.metrics, **metrics}, notes=notes)
 
     @classmethod
@@ -210,7 +213,8 @@ class CheckpointInfo:
     ) -> CheckpointInfo:
         """Return the information in a manifest.
 
-        `directory` is the name of its directory. `leaf_count` is given if the manifest was parsed without its leaves.
+        `directory` is the name of the checkpoint's directory. `leaf_count` is required if the manifest was parsed
+        without its leaves.
         """
         about = manifest.description
         health = manifest.health or Health()
@@ -253,15 +257,15 @@ _MOST = 2**64
 
 
 class Stamp(NamedTuple):
-    """Identity of the directory and the manifest file of a checkpoint. A replaced or modified file has another stamp.
+    """Identity of the directory and the manifest file of a checkpoint.
 
-    Inode numbers are not sufficient, because a filesystem may assign the number of a removed directory to a new one. No
-    user can set the time of change (`ctime`) of a file.
+    A replaced or modified file has another stamp. Inode numbers are not sufficient for this, because a filesystem may
+    assign the number of a removed directory to a new directory. No user can set the time of change (`ctime`) of a file.
     """
 
     dir_inode: int  # inode number of the directory
     inode: int  # inode number of its ``manifest.json``
-    # `mtime_ns` and `ctime_ns` are times of that file, modulo 2^64.
+    # `mtime_ns` and `ctime_ns` are the times of the ``manifest.json``, modulo 2^64.
     mtime_ns: int
     ctime_ns: int
 
@@ -294,7 +298,7 @@ class Published:
 
     @property
     def order(self) -> tuple[int, str, str, int]:
-        """Sort key of the order of commits. A later generation of the same checkpoint sorts later."""
+        """Sort key for the order of commits; a later generation of the same checkpoint sorts later."""
         return self.manifest.sequence, self.manifest.created, self.manifest_id, self.key.generation
 
 
@@ -304,10 +308,10 @@ class RunSummary:
     """A run of a store.
 
     Attributes:
-        name: Its name.
-        checkpoint_count: Number of its complete checkpoints.
+        name: Name of the run.
+        checkpoint_count: Number of complete checkpoints of the run.
         newest: The checkpoint that was committed last.
-        highest_step: The highest step of its checkpoints. It is above the step of `newest` if the training was resumed
+        highest_step: The highest step of the checkpoints. It is above the step of `newest` if the training was resumed
             from an earlier step.
     """
 

@@ -11,7 +11,7 @@ from ckstore.model.manifest.info import CheckpointInfo, Note, SaveCounters
 
 
 def decode_metrics(metrics: dict[str, Any]) -> dict[str, int | float]:
-    """Return metrics from JSON, in which numbers that are not finite are text."""
+    """Return metrics from JSON, in which values that are not finite are strings."""
     return {name: float(value) if isinstance(value, str) else value for name, value in metrics.items()}
 
 
@@ -26,7 +26,7 @@ def info_json(info: CheckpointInfo) -> dict[str, Any]:
 
 
 def info_from(members: dict[str, Any]) -> CheckpointInfo:
-    """Return the information in a result of `info_json`."""
+    """Return the information on a checkpoint from a result of `info_json`."""
     members["metrics"] = decode_metrics(members["metrics"])
     members["metadata"] = decoded_metadata(members["metadata"])
     members["notes"] = tuple(Note(*note) for note in members["notes"])

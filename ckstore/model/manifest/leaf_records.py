@@ -1,4 +1,4 @@
-"""Checks of the leaves of a ``manifest.json``: dtypes, shapes, and that elements are inside their storages.
+"""Check the leaves of a ``manifest.json``: their dtypes and shapes, and that all elements are inside their storages.
 
 Source: docs/format/v1.md, "manifest.json" and "Leaves". `model/manifest/parse` reads the rest of the manifest.
 """
@@ -20,7 +20,7 @@ _ARRAYS = ("torch", "numpy", "numbers")  # kinds of leaves that have a dtype and
 
 
 def read_leaves(items: list[Any], storages: tuple[StorageRecord, ...], where: str) -> tuple[LeafRecord, ...]:
-    """Return the leaves in a JSON array. `storages` are the storages of the same manifest.
+    """Return the leaves in a JSON array; `storages` must be the storages of the same manifest.
 
     Raises:
         BadInput: The leaves do not conform to the format. The message begins with `where`, the name of the file.
@@ -29,14 +29,14 @@ def read_leaves(items: list[Any], storages: tuple[StorageRecord, ...], where: st
 
 
 class _Leaves:
-    """Check the leaves of one manifest."""
+    """Checks the leaves of one manifest."""
 
     def __init__(self, sizes: list[int], where: str) -> None:
         self.sizes = sizes
         self.where = where
 
     def read(self, items: list[Any]) -> tuple[LeafRecord, ...]:
-        # Use a list, because a generator would take a tenth of the total time.
+        # Use a list, because a generator would add a tenth of the total time.
         leaves = tuple([self.leaf(item, i) for i, item in enumerate(items)])
         # Compare the count with a set first. The loop that finds the name runs only for the message.
         if len({leaf.name for leaf in leaves}) != len(leaves):
@@ -51,7 +51,7 @@ class _Leaves:
     def check_alone(self, leaves: tuple[LeafRecord, ...]) -> None:
         """Check that only tensors share a storage.
 
-        An array, bytes or a string that shared one would still take memory of its own when it is loaded.
+        If arrays, bytes or strings shared a storage, each of them would still take its own memory when it is loaded.
         """
         owners = {leaf.storage: leaf.name for leaf in leaves if leaf.kind != "torch" and 0 not in leaf.shape}
         for leaf in leaves if owners else ():
@@ -108,7 +108,7 @@ class _Leaves:
     def sizes_of(self, shape: Any, name: str, kind: str, item_bytes: int) -> tuple[int, ...]:
         if type(shape) is not list or (kind == "numpy" and len(shape) > NUMPY_MAX_DIMENSIONS):
             refuse(self.where, f"shape of leaf {shown(name)}", "an array of sizes", shape)
-        count = item_bytes if kind == "numpy" else 1  # NumPy limits the bytes, also of an array without elements
+        count = item_bytes if kind == "numpy" else 1  # NumPy limits the size in bytes, even without elements
         for size in shape:
             if type(size) is not int or size < 0:
                 refuse(self.where, f"shape of leaf {shown(name)}", "an array of sizes", shape)
@@ -131,7 +131,7 @@ class _Leaves:
 
 
 def _span_bytes(shape: tuple[int, ...], strides: tuple[int, ...] | None, item_bytes: int) -> tuple[int, int]:
-    """Return start and end of the elements in bytes, relative to the first one, or (0, 0) without elements."""
+    """Return the start and the end of the elements in bytes, relative to the first; (0, 0) without elements."""
     if strides is None:
         count = 1
         for size in shape:

@@ -1,4 +1,4 @@
-"""Facts on the tensors of a checkpoint that a process keeps for the next save. This module does no I/O."""
+"""Facts about the tensors of a checkpoint, which a process keeps in memory for the next save."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ format.
 
 @dataclass(frozen=True, slots=True)
 class CountedPieces:
-    """The counts of values that are not finite in a save."""
+    """The counts of values that are not finite, from one save."""
 
     counts: Counts = field(default_factory=dict)
     settled: frozenset[str] = frozenset()  # names of the sources without new data
@@ -37,7 +37,7 @@ class CountedPieces:
 
 @dataclass(frozen=True, slots=True)
 class Lineage:
-    """The known facts on the tensors of a checkpoint, for the save that continues it."""
+    """The known facts about the tensors of a checkpoint, for the save that continues the checkpoint."""
 
     id: str
     step: int

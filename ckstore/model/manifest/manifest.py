@@ -24,13 +24,13 @@ SHARDS = "shards"
 KNOWN_REQUIRES = (SHARDS,)
 """The features that a manifest may require of its readers. ``shards`` stands for extents of any length, and for
 storages that are assembled from blocks."""
-# Parsing takes several times the memory of the text.
+# The size is limited because parsing takes several times the memory of the text.
 MANIFEST_MAX_BYTES = 512 * 2**20
 NAMES_MOST_CHARS, NAMES_MOST_TIMES = 2**27, 64
-"""The maximum number of characters in the paths of all values of a state together, and the number by which each byte of
-the manifest raises this maximum. There is a maximum because a comparison and an export write out all paths."""
+"""The maximum total number of characters in the paths of all values of a state, and the number by which each byte of
+the manifest raises this maximum. The total is limited because a comparison and an export write out all paths."""
 MAX_ELEMENTS = 2**63
-"""The limit of torch for elements and of NumPy for bytes. The product of the nonzero sizes of a shape is below it."""
+"""The limit of torch for elements, and of NumPy for bytes. The product of the nonzero sizes of a shape is smaller."""
 
 MODE_MOST = 0o777
 FileKind = Literal["file", "directory", "symlink"]
@@ -48,14 +48,14 @@ class Extent(NamedTuple):
 
 
 class Tiling(NamedTuple):
-    """The arrangement of the extents of a storage whose bytes are not their concatenation."""
+    """The arrangement of the extents in a storage that is not the concatenation of its extents."""
 
     shape: Sizes  # sizes of the row-major tensor in the storage, the last dimension in bytes
     blocks: tuple[Block, ...]  # the part of the tensor in each extent; each part is row-major
 
 
 class StorageRecord(NamedTuple):
-    """A sequence of `nbytes` bytes. It is the concatenation of its extents, unless a tiling describes their places."""
+    """A sequence of `nbytes` bytes, which is the concatenation of its extents unless it has a tiling."""
 
     nbytes: int
     extents: tuple[Extent, ...]
@@ -66,7 +66,7 @@ class LeafRecord(NamedTuple):
     """One value that is stored as bytes."""
 
     name: str  # path in the state, ``model.layers[0].weight``
-    # ``torch``, ``numpy``, ``numbers`` (a long list of them), ``bytes``, ``bytearray``, ``io.BytesIO`` or ``str``.
+    # ``torch``, ``numpy``, ``numbers`` (a long list of numbers), ``bytes``, ``bytearray``, ``io.BytesIO`` or ``str``.
     kind: LeafKind
     dtype: str  # ``float32`` or, for NumPy, ``<f4``; empty for bytes and str
     shape: tuple[int, ...]  # sizes, outermost first; empty for a scalar, bytes and str
@@ -82,7 +82,7 @@ class FileRecord:
     path: str  # relative path with slashes that `model.names.check_path` accepts
     kind: FileKind  # ``file``, ``directory`` or ``symlink``
     mode: int = 0  # permission bits, at most 0o777; 0 for a symlink
-    # Indexes into the manifest's `storages`. The content of a file is the concatenation of their bytes.
+    # Indexes into the manifest's `storages`. The content of a file is the concatenation of these storages.
     storages: tuple[int, ...] = ()
     target: str = ""  # target of a symlink; empty for the other kinds
     mtime_ns: int | None = None  # modification time since 1970, if the caller asked to keep it
@@ -123,16 +123,16 @@ class Manifest:
     ranks: RankRecord | None = None
     form: StoredForm = PLAIN_FORM
     health: Health | None = None  # None if no values were counted
-    training: str = ""  # id of its training; empty if an older ckstore saved it
+    training: str = ""  # id of its training; empty if an older ckstore saved the checkpoint
 
     @property
     def stored(self) -> tuple[BlobRecord, ...]:
-        """The files in its directory: its blobs, or the files that a compacted checkpoint is decoded from."""
+        """The files in its directory: its blobs, or the files from which a compacted checkpoint is decoded."""
         return self.blobs if self.form.is_plain else tuple(self.form.stored(self.blobs))
 
     @property
     def kept_bytes(self) -> int:
-        """Total size of the files that contain its blobs. Each file counts once."""
+        """Total size of the files that contain its blobs, counting each file once."""
         if self.form.is_plain:
             return sum(blob.nbytes for blob in self.blobs)
         sizes = dict(self.stored)
@@ -146,7 +146,7 @@ class Manifest:
 
     @property
     def world_size(self) -> int:
-        """The number of processes that saved it."""
+        """The number of processes that saved the checkpoint."""
         return 1 if self.ranks is None else self.ranks.world_size
 
     @property
@@ -172,12 +172,12 @@ class Manifest:
 EXTENT_GRAIN_BYTES = 2**20
 """Without ``shards``, the length of each extent of a storage except the last is a multiple of this number of bytes.
 
-Thus the extents can be mapped contiguously.
+This allows mapping the extents contiguously.
 """
 
 
 def _is_of_shards(storage: StorageRecord) -> bool:
-    if len(storage.extents) < 2:  # almost all of the tens of thousands of storages
+    if len(storage.extents) < 2:  # this is the case for nearly all storages
         return storage.tiling is not None
     lengths = [extent.length for extent in storage.extents[:-1]]
     return storage.tiling is not None or any(length % EXTENT_GRAIN_BYTES for length in lengths)
@@ -221,7 +221,7 @@ def _list_of(texts: Iterable[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class StateTexts:
-    """The canonical JSON of the leaves and of the state, created once for the content digest and for the manifest."""
+    """The canonical JSON of leaves and of a state, created once for both the content digest and the manifest."""
 
     leaves: str
     state: str
@@ -253,7 +253,10 @@ def content_digest(
 
 
 def render(manifest: Manifest, algorithm: Algorithm, texts: StateTexts | None = None) -> tuple[str, bytes]:
-    """Return the id of the manifest and the bytes of ``manifest.json``; `texts` is for its leaves and its state."""
+    """Return the id of the manifest and the bytes of ``manifest.json``.
+
+    `texts` are the texts of the leaves and the state of the manifest, if they have already been created.
+    """
     texts = texts or StateTexts.of(manifest.leaves, manifest.state)
     about = manifest.description
     plain: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Plain values as nodes of a state, and back. Source: docs/format/v1.md, "Nodes".
+"""Encode plain values as nodes of a state, and decode these nodes. Source: docs/format/v1.md, "Nodes".
 
 This module handles values that need no library. `tensors` assembles containers, leaves and NumPy scalars. Decoding
 requires nodes that `model/manifest/parse` has checked.
@@ -44,7 +44,10 @@ _EXPONENT = 0x7FF
 
 
 class NotStored(ValueError):
-    """A value of a supported type that the format cannot store. The message has the reason, the hint the remedy."""
+    """A value of a supported type that the format cannot store.
+
+    The message has the reason, and `hint` has the remedy.
+    """
 
     def __init__(self, reason: str, hint: str) -> None:
         super().__init__(reason)
@@ -52,7 +55,7 @@ class NotStored(ValueError):
 
 
 def encode_int(value: int) -> Node:
-    """Return the node of an integer. Raise NotStored if it is too long to be read in bounded time."""
+    """Return the node of an integer, or raise NotStored if the integer is too long to be read in bounded time."""
     if -SAFE_INT <= value <= SAFE_INT:
         return value
     if not is_storable_int(value):
@@ -61,7 +64,7 @@ def encode_int(value: int) -> Node:
 
 
 def encode_float(value: float) -> Node:
-    """Return the node of a float. The node preserves all 64 bits, so also -0.0, infinities and the payload of a NaN."""
+    """Return the node of a float, which preserves all 64 bits, including the sign of -0.0 and the payload of a NaN."""
     return ["float", _number(value)]
 
 
@@ -71,7 +74,7 @@ def encode_complex(value: complex) -> Node:
 
 
 def encode_bytes(value: bytes) -> Node:
-    """Return the node of a few bytes. Longer bytes should be stored as a leaf."""
+    """Return the node of a few bytes; more bytes should be stored as a leaf."""
     return ["bytes", text_of_bytes(value)]
 
 
@@ -95,7 +98,7 @@ def text_of_leaf(leaf: LeafRecord, data: bytes) -> str:
     """Return the string in the bytes of a leaf.
 
     Raises:
-        DamagedBlob: The bytes are not UTF-8 although their digest is right, so they never were a string.
+        DamagedBlob: The bytes are not UTF-8. Since they match their digest, they never were a string.
     """
     try:
         return data.decode("utf-8", "surrogatepass")
@@ -159,7 +162,7 @@ _ESCAPED = str.maketrans({"\\": "\\\\", "[": "\\[", "]": "\\]"})
 
 
 def encode_key(key: object, depth: int = 1) -> Any:
-    """Return the node of a key. Raise ValueError with the reason if the format cannot store it."""
+    """Return the node of a key, or raise ValueError with the reason if the format cannot store the key."""
     kind = type(key)
     if kind is str:
         if not (key.isascii() or fits_json(key)):  # type: ignore[attr-defined,arg-type]
@@ -184,7 +187,7 @@ def encode_key(key: object, depth: int = 1) -> Any:
 
 
 def decode_key(node: Any) -> Any:
-    """Return the key that a node represents, from a manifest whose keys were checked with `identity_of`."""
+    """Return the key that a node represents; the node must have been checked with `identity_of`."""
     if not isinstance(node, list):
         return node
     if node[0] == "int":
@@ -197,9 +200,7 @@ def decode_key(node: Any) -> Any:
 def identity_of(node: Any, depth: int = 1) -> Any:
     """Return a value that is equal for keys that are equal in a dict, such as 1, 1.0 and True.
 
-    Return None if `node` is not a valid key.
-
-    Large integers are compared as text, without converting their digits.
+    Return None if `node` is not a valid key. Large integers are compared as text, without converting their digits.
     """
     if type(node) is str:
         return (node,)

@@ -1,8 +1,9 @@
-"""Read ``manifest.json``. The digest and then every type and number are checked before any value is used.
+"""Read ``manifest.json``, and check the digest, then every type and number, before any value is used.
 
 Source: docs/format/v1.md, "manifest.json", "Nodes", "Names" and "Files". `leaf_records` reads leaves.
 
-The tree of the state is traversed with a list instead of recursion, because the caller may be deep in its own stack.
+The tree of the state is traversed with a list instead of recursion, because the caller may already use most of the
+stack.
 """
 
 from __future__ import annotations
@@ -73,14 +74,14 @@ def parse_manifest(
 ) -> tuple[Manifest, str]:
     """Return the manifest in ``manifest.json``, and its id.
 
-    In the result, metadata is still encoded (`describe.decoded_metadata`), and the nodes of the state are the JSON
-    values. All of it conforms to the format, so that callers need not check again.
+    In the result, metadata is still encoded (`describe.decoded_metadata` decodes it), and the nodes of the state are
+    JSON values. All values conform to the format, so that callers need not check them again.
 
     Args:
         data: The bytes of the file.
         where: The name of the file, for messages.
-        hash_prefix: The prefix of the digests of the store, or empty for any.
-        plain: Returns the bytes of the plain manifest, which a compacted checkpoint has in another file. Without it, a
+        hash_prefix: The prefix of the digests of the store. If empty, any prefix is accepted.
+        plain: Returns the bytes of the plain manifest, which a compacted checkpoint has in another file. If None, a
             compacted checkpoint is refused.
 
     Raises:
@@ -112,9 +113,9 @@ def parse_encoding(data: bytes, *, where: str) -> encoding.Encoding:
 def parse_facts(
     data: bytes, *, where: str, hash_prefix: str = "", plain: Callable[[], bytes] | None = None
 ) -> CheckpointInfo:
-    """Return the facts in ``manifest.json`` on the whole checkpoint, without checking its values and blobs.
+    """Return the facts about a whole checkpoint from its ``manifest.json``, without checking its values and blobs.
 
-    This takes a fifth of the time of `parse_manifest`. The checkpoint may still be impossible to load.
+    This takes a fifth of the time of `parse_manifest`. A load of the checkpoint may still fail.
     """
     if len(data) > MANIFEST_MAX_BYTES:
         refuse(where, "the manifest", f"at most {MANIFEST_MAX_BYTES} bytes", len(data))
@@ -129,7 +130,7 @@ def parse_facts(
 
 
 def _unframe(data: bytes, where: str, hash_prefix: str) -> tuple[str, memoryview]:
-    """Return the id and the bytes of the manifest inside the frame, after checking that they match."""
+    """Return the id and the bytes of the manifest inside the frame, after checking that the bytes match the id."""
     end = data.find(b'"', len(_HEAD), len(_HEAD) + _DIGEST_MAX_BYTES + 1)
     start = end + len(_MIDDLE)
     if not (data.startswith(_HEAD) and data.startswith(_MIDDLE, end) and data.endswith(_TAIL)):
@@ -140,7 +141,8 @@ def _unframe(data: bytes, where: str, hash_prefix: str) -> tuple[str, memoryview
     # The digest must be valid, because its prefix selects the algorithm.
     if not is_digest(claimed):
         raise DamagedBlob(f"{where}: wanted a digest xxh3-… or blake3-…, found {shown(claimed)}")
-    if hash_prefix and not claimed.startswith(f"{hash_prefix}-"):  # before hashing, as its package may be missing
+    # Check the prefix before hashing, because the package for another hash may be missing.
+    if hash_prefix and not claimed.startswith(f"{hash_prefix}-"):
         found = claimed.partition("-")[0]
         msg = (
             f"{where} belongs to a store with another hash: wanted digests that begin with "
@@ -170,7 +172,7 @@ def read_metrics(metrics: object, where: str) -> dict[str, int | float]:
 
 
 class _Reader:
-    """Check one parsed manifest, member by member."""
+    """Checks one parsed manifest, member by member."""
 
     def __init__(self, members: dict[str, Any], manifest_id: str, where: str, nbytes: int) -> None:
         self.members = members
@@ -314,7 +316,8 @@ class _Reader:
                     refuse(self.where, f"extents of storages[{i}]", wanted, extents[-1].length)
                 extents.append(self.extent(extent_item, sizes, i))
                 total += extents[-1].length
-            # Memory is allocated by the size and filled by the extents. Any difference would leave bytes undefined.
+            # Memory is allocated according to the size and filled from the extents. A difference would leave bytes
+            # undefined.
             if total != nbytes:
                 refuse(self.where, f"extents of storages[{i}]", f"lengths that add up to {nbytes}", total)
             tiling = read_tiling(item[2], nbytes, extents, f"storages[{i}]", self.where) if len(item) > 2 else None
@@ -330,7 +333,7 @@ class _Reader:
             refuse(self.where, f"blob of storages[{storage}]", f"an index below {len(sizes)}", blob)
         if type(offset) is not int or type(length) is not int or offset < 0 or length < 1:
             refuse(self.where, f"an extent of storages[{storage}]", "offset >= 0, length >= 1", item)
-        # Reads and mappings use these numbers. A mapping beyond the end would kill the process.
+        # Reads and mappings use these numbers. Access to a mapping beyond the end of the file would kill the process.
         if offset + length > sizes[blob]:
             wanted = f"an end within the {sizes[blob]} bytes of its blob"
             refuse(self.where, f"an extent of storages[{storage}]", wanted, offset + length)
@@ -361,8 +364,8 @@ def check_state(state: Any, leaves: Sequence[LeafRecord], where: str, names_most
 class _Place:
     """The position of a container in the state.
 
-    Its name is computed only if there is a leaf below it. So a hostile manifest cannot cause long names for many empty
-    containers.
+    The name of a container is computed only if there is a leaf in it. A hostile manifest can therefore not cause long
+    names for many empty containers.
     """
 
     __slots__ = ("_name", "depth", "key", "leafless", "name_chars", "parent")
@@ -384,7 +387,7 @@ class _Place:
         return self._name
 
     def child(self, key: Any) -> str:
-        """Return the name of the value at `key`, a node; the state itself has no name."""
+        """Return the name of the value at `key` (a node), which is empty for the state itself."""
         if key is _ATTRIBUTES:
             return f"{self.name} (attributes)"
         if type(key) is str:
@@ -393,7 +396,7 @@ class _Place:
 
 
 class _StateCheck:
-    """Check each node once."""
+    """Checks each node of a state once."""
 
     def __init__(self, leaves: Sequence[LeafRecord], where: str, names_most: int) -> None:
         self.names_most = self.names_left = names_most
@@ -418,7 +421,7 @@ class _StateCheck:
                     below = _Place(place, key)
                     if below.depth > MAX_DEPTH:
                         self.refuse(place, key, f"containers at most {MAX_DEPTH} deep", node)
-                    # Names are counted, not created, because a few bytes of nesting can imply gigabytes of names.
+                    # Count names without creating them, because a few bytes of nesting can imply gigabytes of names.
                     self.names_left -= below.name_chars * len(node[1])
                     if self.names_left < 0:
                         self.refuse(place, key, f"names of at most {self.names_most} characters", "more", words=True)
@@ -462,7 +465,7 @@ class _StateCheck:
             self.refuse(place, key, "no leaf among the attributes of a dict", self.leaves[index].name)
         if self.leaves[index].name != name:
             self.refuse(place, key, f"the leaf of that name, {shown(name)}", self.leaves[index].name)
-        self.named[index] = True  # set once, because keys are unique and so are names
+        self.named[index] = True  # no leaf is named twice, because keys are unique
 
     def pairs(self, node: list[Any], place: _Place, key: Any) -> _Children:
         pairs = node[1]
@@ -491,7 +494,7 @@ class _StateCheck:
         return [*pairs, (_ATTRIBUTES, attributes)]
 
     def parts(self, node: list[Any], place: _Place, key: Any) -> _Children:
-        """Check the parts of a tensor, or the fields of an object. The `extra` of a tensor may not contain a leaf."""
+        """Check the parts of a tensor, or the fields of an object; the `extra` of a tensor must not contain a leaf."""
         if not is_class_name(node[2]):
             self.refuse(place, key, f"a class or kind of 1 to {CLASS_MOST} characters", node[2])
         pairs = list(self.pairs(["dict", node[1]], place, key))

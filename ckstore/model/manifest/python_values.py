@@ -1,6 +1,6 @@
-"""Values of Python's standard library, and plain ones of torch and NumPy, as nodes. Source: docs/format/v1.md, "Nodes".
+"""Encode values of Python's standard library as nodes, and check the nodes of plain torch and NumPy values.
 
-This module imports neither torch nor NumPy. It only checks the nodes of their values; `tensors` creates the values.
+Source: docs/format/v1.md, "Nodes". This module imports neither torch nor NumPy. `tensors` creates their values.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _zone(zone: dt.tzinfo) -> str:
 
 
 def encode_path(value: PurePath) -> Any:
-    """Return the node of a path. Raise NotStored if JSON would change it."""
+    """Return the node of a path, or raise NotStored if JSON would change the path."""
     text = str(value)
     if not fits_json(text):
         raise NotStored("a path with two surrogates that JSON would join", "store os.fsencode(value)")
@@ -94,7 +94,7 @@ def encode_path(value: PurePath) -> Any:
 def encode_set(value: set[Any] | frozenset[Any]) -> Any:
     """Return the node of a set, with its elements in an order that depends only on the elements."""
     nodes = []
-    for item in [*value]:  # copied first, because another thread may add an element meanwhile
+    for item in [*value]:  # copy first, because another thread may add an element
         try:
             nodes.append(encode_key(item))
         except ValueError as error:
@@ -112,13 +112,13 @@ def encode_held_bytes(kind: str, data: bytes) -> Any:
 
 
 def is_python_value(node: list[Any]) -> bool:
-    """Return whether `decode_value` or `tensors` can decode a node with a string as tag."""
+    """Return whether `decode_value` or `tensors` can decode a node whose tag is a string."""
     check = _CHECKS.get(node[0])
     return check is not None and check(node[1:])
 
 
 def decode_value(node: Any) -> object:
-    """Return the value of a node that is no container, no leaf, and no value of torch or NumPy."""
+    """Return the value of a node that is neither a container, nor a leaf, nor a value of torch or NumPy."""
     if not isinstance(node, list) or node[0] not in _CHECKS:
         return decode_scalar(node)
     make = _MAKE.get(node[0])

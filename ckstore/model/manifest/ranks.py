@@ -29,8 +29,7 @@ class RankRecord:
         world_size: Number of ranks.
         attempt: Name of the attempt, which differs between two attempts at the same step.
         hosts: The name of each rank's host.
-        entries: The values that `torch.distributed.checkpoint` saved. None if each rank saved a state or files of its
-            own.
+        entries: The values that `torch.distributed.checkpoint` saved. None if each rank saved its own state or files.
     """
 
     world_size: int

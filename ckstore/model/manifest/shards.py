@@ -1,4 +1,4 @@
-"""Read the shards in a manifest. Source: docs/format/v1.md, "Shards"."""
+"""Read the tilings of storages in a manifest. Source: docs/format/v1.md, "Shards"."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ckstore.model.manifest.tensor_cuts import TILE_DIMENSIONS_MOST, Block, Size
 
 
 def read_tiling(item: Any, nbytes: int, extents: Sequence[Extent], name: str, where: str) -> Tiling:
-    """Return the arrangement of the extents of a storage."""
+    """Return the tiling of a storage, after checking it against the extents of the storage."""
     if type(item) is not list or len(item) != 2 or type(item[1]) is not list:
         refuse(where, f"tiling of {name}", "[shape, blocks]", item)
     shape = _sizes(item[0], f"shape of the tiling of {name}", where)

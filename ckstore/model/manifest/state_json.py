@@ -1,7 +1,7 @@
-"""Values of a state as readable JSON for the ``state.json`` of an export, without I/O.
+"""Convert values of a state to readable JSON for the ``state.json`` of an export, without I/O.
 
-Source: docs/how-to/export.md. None, booleans, strings, finite floats and integers within 2^53 are written directly. An
-object that names its type represents any other value, so that only the types of containers are lost.
+Source: docs/how-to/export.md. None, booleans, strings, finite floats and integers within 2^53 are written directly. Any
+other value is written as an object that names its type, so that only the types of containers are lost.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _NAMED = {"7ff0000000000000": "inf", "fff0000000000000": "-inf", _NAN_BITS: "nan
 
 @dataclass(slots=True)
 class PlainValues:
-    """The values of a state that are not leaves. Containers are included only if they are empty."""
+    """The values of a state that are neither leaves nor non-empty containers."""
 
     values: list[tuple[str, Node]] = field(default_factory=list)  # name and node of each, in the order of the state
-    # Name and node of each attribute: the attributes of ordered dicts, named by the dict and the attribute, ``.kind``
-    # and ``.extra`` of tensors with several parts, and ``.class`` of objects.
+    # Name and node of each attribute. These are the attributes of ordered dicts (named after the dict and the
+    # attribute), ``.kind`` and ``.extra`` of tensors with several parts, and ``.class`` of objects.
     attributes: list[tuple[str, Node]] = field(default_factory=list)
-    # Names of the ordered dicts whose ``_metadata`` has only the versions of modules.
+    # Names of the ordered dicts whose ``_metadata`` contains only the versions of modules.
     torch_versions: list[str] = field(default_factory=list)
 
 
@@ -48,7 +48,8 @@ def plain_values(state: Node, leaves: tuple[LeafRecord, ...], keep: Callable[[st
     Args:
         state: The node of the state.
         leaves: The leaves of the state.
-        keep: Selects names. If None, all are selected. Attributes are included if any value in their dict is selected.
+        keep: Returns whether a name is selected. If None, all names are selected. Attributes are included if any value
+            in their dict is selected.
     """
     found = PlainValues()
     _ValueCollector(found, leaves, keep).node(state, "")
@@ -105,7 +106,7 @@ class _ValueCollector:
 
 
 def _only_versions(node: Node) -> bool:
-    """Return whether a node has the versions that torch attaches to a state dict: ``{module: {"version": 1}}``."""
+    """Return whether a node only has the versions that torch attaches to a state dict: ``{module: {"version": 1}}``."""
     if not isinstance(node, list) or node[0] not in DICTS or (node[0] == "odict" and node[2] is not None):
         return False
     return all(
@@ -126,7 +127,7 @@ def json_of_node(node: Node) -> Any:
     if tag == "complex":
         return {"complex": [_float(node[1]), _float(node[2])]}
     if tag == "numpy":
-        # Add the plain number to the bytes, if JSON supports it.
+        # Add the plain number to the bytes if JSON supports the number.
         value = numpy_number(node[1], bytes_of_text(node[2]))
         readable = {} if value is None or not math.isfinite(value) else {"value": value}
         return {"numpy": node[1], "data": node[2], **readable}
@@ -143,7 +144,7 @@ def json_of_text(text: str) -> Any:
 
 
 def json_of_leaf(leaf: LeafRecord, data: bytes) -> Any:
-    """Return the JSON value of a leaf with these bytes, row-major for a tensor."""
+    """Return the JSON value of a leaf with these bytes, which are row-major for a tensor."""
     if leaf.kind == "str":
         return json_of_text(text_of_leaf(leaf, data))
     if leaf.kind in ("bytes", "bytearray", "io.BytesIO"):

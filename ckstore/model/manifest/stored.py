@@ -19,7 +19,7 @@ class BlobRecord(NamedTuple):
 
 
 class OldPiece(NamedTuple):
-    """A piece of an older checkpoint whose bytes are in memory at the place of an equally long piece of a newer one."""
+    """A piece of an older checkpoint, whose bytes are in the memory for an equally long piece of a newer checkpoint."""
 
     piece: str  # its digest, for verification
     blob: str  # digest of the blob that contains it
@@ -30,35 +30,35 @@ class OldPiece(NamedTuple):
 class StoredForm:
     """The files from which the blobs of a checkpoint are read.
 
-    In this form, each blob is a file. Other forms override its methods.
+    In the form of this class, each blob is a file. Other forms override the methods.
     """
 
     is_plain: ClassVar[bool] = True
-    """Whether every blob is a file. If it is true, a save or a load need not query each blob."""
+    """Whether every blob is a file, so that a save or a load need not query each blob."""
 
     def stored(self, blobs: Sequence[BlobRecord]) -> Sequence[BlobRecord]:
         """Return the files in the directory of a checkpoint with these blobs."""
         return blobs
 
     def has_file(self, digest: str) -> bool:
-        """Whether a file contains the plain bytes of a blob, so that they can be mapped, linked and shared."""
+        """Whether a file contains the plain bytes of a blob, so that the file can be mapped, linked and shared."""
         del digest
         return True
 
     def file_of(self, digest: str) -> str:
-        """Return the digest of the file that contains a blob, plain or encoded."""
+        """Return the digest of the file that contains a blob in plain or encoded form."""
         return digest
 
     def path(self, digest: str) -> list[str]:
-        """Return the plain digests of all blobs that are needed to read a blob, each once. The blob itself is first."""
+        """Return the plain digests of all blobs that are needed to read a blob, beginning with the blob itself."""
         return [digest]
 
     def files_of(self, digest: str) -> list[str]:
-        """Return the digests of all files that are needed to read a blob. The file of the blob itself is first."""
+        """Return the digests of all files that are needed to read a blob, beginning with the file of the blob."""
         return list(map(self.file_of, self.path(digest)))
 
     def document(self, checkpoint: str, plain: bytes, algorithm: Algorithm) -> bytes:
-        """Return the ``manifest.json`` of a checkpoint with the plain manifest `plain`, whose id is `checkpoint`."""
+        """Return the ``manifest.json`` of the checkpoint with the id `checkpoint` and the plain manifest `plain`."""
         del checkpoint, algorithm
         return plain
 

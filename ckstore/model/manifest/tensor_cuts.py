@@ -1,4 +1,4 @@
-"""Cut a tensor that several ranks hold in parts, and reassemble it from the parts.
+"""Cut a tensor of which several ranks hold parts, and find the places of the parts in the whole tensor.
 
 A *block* is a part of a tensor, given by its start and its size in each dimension. The last dimension is counted in
 bytes, so that this module is independent of dtypes. Cuts are at fixed positions in the **whole** tensor, so that the
@@ -23,11 +23,11 @@ class Block(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its elements."""
+        """The number of bytes in the block."""
         return math.prod(self.sizes)
 
     def meet(self, other: Block) -> Block | None:
-        """Return the intersection of both blocks, or None if it is empty."""
+        """Return the intersection of this block and `other`, or None if it is empty."""
         offsets, sizes = [], []
         for a, n, b, m in zip(self.offsets, self.sizes, other.offsets, other.sizes, strict=True):
             low, high = max(a, b), min(a + n, b + m)
@@ -39,19 +39,19 @@ class Block(NamedTuple):
 
 
 def in_bytes(shape: Sequence[int], item_bytes: int) -> Sizes:
-    """Return a shape with the last dimension in bytes. The result for a scalar has one dimension."""
+    """Return a shape with the last dimension in bytes; for a scalar, the result has one dimension."""
     return (*shape[:-1], shape[-1] * item_bytes) if shape else (item_bytes,)
 
 
 def block_of(offsets: Sequence[int], sizes: Sequence[int], item_bytes: int) -> Block:
-    """Return the block of a tensor from a start and sizes in elements."""
+    """Return the block of a tensor with these offsets and sizes, which are given in elements."""
     if not sizes:
         return Block((0,), (item_bytes,))
     return Block(in_bytes(offsets, item_bytes), in_bytes(sizes, item_bytes))
 
 
 def flat_start(shape: Sizes, block: Block) -> int | None:
-    """Return the offset of a block in the row-major tensor, in bytes, or None if the block is not contiguous there."""
+    """Return the offset in bytes of a block in the row-major tensor, or None if the block is not contiguous in it."""
     first = next((i for i, size in enumerate(block.sizes) if size != 1), len(shape))
     if any(block.sizes[i] != shape[i] for i in range(first + 1, len(shape))):
         return None
@@ -59,14 +59,14 @@ def flat_start(shape: Sizes, block: Block) -> int | None:
 
 
 def span(shape: Sizes, block: Block) -> tuple[int, int]:
-    """Return the offsets of the first byte of a block in the row-major tensor, and of the byte after its last one."""
+    """Return the offset of the first byte of a block in the row-major tensor, and the offset after the last byte."""
     strides = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
     first = sum(offset * stride for offset, stride in zip(block.offsets, strides, strict=True))
     return first, first + 1 + sum((size - 1) * stride for size, stride in zip(block.sizes, strides, strict=True))
 
 
 def cut_flat(start: int, stop: int, chunk_bytes: int) -> Iterator[tuple[int, int]]:
-    """Cut bytes of a row-major tensor at the multiples of `chunk_bytes`."""
+    """Cut bytes `start` to `stop` of a row-major tensor at the multiples of `chunk_bytes`."""
     while start < stop:
         # Cut at multiples in the whole tensor and not in the part, so that the same values give the same pieces with
         # another number of ranks.
@@ -76,17 +76,19 @@ def cut_flat(start: int, stop: int, chunk_bytes: int) -> Iterator[tuple[int, int
 
 
 def cut_block(shape: Sizes, block: Block, chunk_bytes: int, dim: int = 0) -> Iterator[Block]:
-    """Cut a block that is not contiguous in the tensor into pieces that are contiguous in the block, in its order.
+    """Cut a block that is not contiguous in the tensor into pieces that are contiguous in the block.
 
-    A cut is made wherever rows of the whole tensor fill a chunk, so that the pieces of all blocks between two cuts form
-    one chunk. The dimensions before `dim` are already cut.
+    The pieces are yielded in the order of the block.
+
+    A cut is made wherever rows of the whole tensor fill a chunk. The pieces of all blocks between two cuts therefore
+    form one chunk. The dimensions before `dim` are already cut.
     """
     row_bytes = math.prod(shape[dim + 1 :])
     step = max(1, chunk_bytes // row_bytes)
     first, count = block.offsets[dim], block.sizes[dim]
     for start, stop in cut_flat(first, first + count, step):
         piece = Block(_with(block.offsets, dim, start), _with(block.sizes, dim, stop - start))
-        if row_bytes > chunk_bytes:  # the size of whole rows decides, so that all blocks in this range are cut alike
+        if row_bytes > chunk_bytes:  # use the size of whole rows, so that all blocks in this range are cut alike
             yield from cut_block(shape, piece, chunk_bytes, dim + 1)
         else:
             yield piece
@@ -99,9 +101,9 @@ def _with(sizes: Sizes, dim: int, value: int) -> Sizes:
 def fill_exactly(shape: Sizes, blocks: Sequence[Block], dim: int = 0) -> bool:
     """Return whether blocks cover a tensor without gaps or overlaps, like a grid.
 
-    In each dimension, starting with the first, blocks with the same start must have the same end. A grid of ranks with
-    its own boundaries in each dimension satisfies this. All blocks have the same start and size in each dimension
-    before `dim`.
+    In each dimension, starting with the first, blocks with the same start must have the same end. A grid of ranks
+    satisfies this condition, even if the boundaries in one dimension differ from those in another. In each dimension
+    before `dim`, all blocks must have the same start and size.
     """
     if dim == len(shape):
         return len(blocks) == 1
@@ -118,7 +120,7 @@ def fill_exactly(shape: Sizes, blocks: Sequence[Block], dim: int = 0) -> bool:
 
 
 class Band(NamedTuple):
-    """Blocks with the same start and number of rows in the first dimension. `blocks` has their indexes."""
+    """Blocks with the same start and number of rows in the first dimension; `blocks` has the indexes of the blocks."""
 
     start: int
     rows: int
