@@ -57,11 +57,11 @@ class Way:
     """An action that would free space."""
 
     action: str  # a command
-    frees: Amount  # how much it would free
+    frees: Amount  # the amount that it would free
 
 
 def shortest(freed: Sequence[Amount], missing: Amount) -> int | None:
-    """Return how many amounts from the start of `freed` together cover `missing`, or None if all are not enough."""
+    """Return how many amounts from the start of `freed` suffice to cover `missing`, or None if all do not suffice."""
     total = Amount()
     for count, amount in enumerate([Amount(), *freed]):
         total += amount
@@ -71,7 +71,10 @@ def shortest(freed: Sequence[Amount], missing: Amount) -> int | None:
 
 
 def advice(ways: Sequence[Way], missing: Amount | None) -> str:
-    """Return a text on how much each way would free, up to the first way that covers `missing`, if it is not None."""
+    """Return a text on the amount that each way would free.
+
+    If `missing` is given, the text ends with the first way that covers it.
+    """
     useful: list[Way] = []
     for way in ways:
         if _in_words(way.frees, missing) != _in_words(useful[-1].frees if useful else Amount(), missing):

@@ -1,7 +1,7 @@
-"""Choose the bytes of reused blobs that a save rereads. The blobs that were read longest ago come first.
+"""Choose the bytes of reused blobs that a save rereads, beginning with the blobs that were read longest ago.
 
-This module does no I/O. The times of the last readings come from the catalog, which may have lost them or contain
-forged ones. This only delays a reading.
+This module does no I/O. The times of the last readings are from the catalog. If the catalog has lost times or contains
+forged times, this only delays readings.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 LEAST_BYTES = 2**18
 """The minimum number of bytes that a save rereads, so that small states are read completely."""
 _RANDOM = random.SystemRandom()
-"""A separate generator, so that a save takes no number from the generator of the training."""
+"""A separate generator, so that a save does not change the random numbers of the training."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +23,8 @@ class Reading:
 
     digest: str
     nbytes: int
-    read_ns: int = 0  # last time it was read completely or written, in nanoseconds since 1970; 0 if unknown
-    read_to: int = 0  # bytes from its start that a reading in progress, spread over several saves, has read
+    read_ns: int = 0  # when it was last read completely or written, in nanoseconds since 1970; 0 if unknown
+    read_to: int = 0  # number of bytes at its start that were already read, if several saves read it part by part
     whole: bool = False  # whether it must be read completely at once, because it is compared with its digest
 
 
@@ -45,18 +45,18 @@ def recheck_bytes(state_bytes: int, share: float) -> int:
 def due(readings: Iterable[Reading], budget_bytes: int, now_ns: int) -> list[DueBytes]:
     """Return the bytes to read, in total `budget_bytes` bytes of the blobs that were read longest ago.
 
-    A blob whose reading is in progress is first among blobs of its age. Otherwise a frozen base would never be compared
-    completely. A blob that is read completely is not cut, so the sum may be larger by most of one blob. If each call
-    records its readings, every byte of blobs of n bytes in total is read within n / `budget_bytes` + 2 calls.
+    Among blobs that were last read at the same time, partly reread blobs are first. Otherwise, large blobs that never
+    change might never be reread completely. A blob with `whole` is not cut, so the sum may exceed the budget by nearly
+    the size of one blob. If each call records its readings, blobs with n bytes in total are reread completely within
+    n / `budget_bytes` + 2 calls.
 
     Args:
-        readings: The readings, each blob once.
+        readings: The last reading of each blob.
         budget_bytes: The number of bytes to read.
         now_ns: The current time. A later time of a reading is from a wrong clock or forged, and is ignored.
     """
-    # The order of blobs of equal age is random, so that different blobs are read each time if no reading can be
-    # recorded.
-    # A time in the future, from a wrong clock or a forged row, would prevent the blob from being reread.
+    # The order of blobs that were read at the same time is random, so that each call chooses different blobs if no
+    # reading can be recorded. A time in the future would prevent the blob from being reread, so it counts as unknown.
     ordered = sorted(
         readings,
         key=lambda of: (of.read_ns if 0 < of.read_ns <= now_ns else 0, -_start(of), _RANDOM.random()),
@@ -87,5 +87,5 @@ def after(reading: Reading, part: DueBytes, stopped_at: int, now_ns: int) -> Rea
 
 
 def _start(reading: Reading) -> int:
-    # A value out of range is forged or from another blob, so start again.
+    # A `read_to` outside the blob is forged or belongs to another blob, so start again.
     return 0 if reading.whole or not 0 <= reading.read_to < reading.nbytes else reading.read_to

@@ -20,20 +20,26 @@ _BEST_MEMBERS = ("metric", "mode", "n")
 
 @dataclass(frozen=True, slots=True)
 class RetentionPolicy:
-    """The checkpoints of each run to keep. A checkpoint is kept if any rule keeps it, within `max_bytes`.
+    """The rules that decide which checkpoints of each run to keep.
+
+    A checkpoint is kept if any rule keeps it, unless it must be dropped because of `max_bytes`.
 
     Attributes:
-        keep_last: Number of the newest checkpoints to keep, by order of commits.
+        keep_last: Number of the newest checkpoints to keep, in the order of commits.
         keep_every: Keep checkpoints whose step is a multiple of this number.
-        keep_best: A `Best`, its text ``METRIC[:min|max[:N]]``, or several of them. Stored as a tuple, empty for none.
+        keep_best: A `Best`, its text ``METRIC[:min|max[:N]]``, or several of them. It is stored as a tuple, which is
+            empty if there is no such rule.
         keep_within: Keep checkpoints saved within this time, such as ``7d``, ``36h``, ``90m`` or a number of seconds.
-        keep_nearest: Keep the checkpoint nearest to each multiple of this step, for saves that are not on multiples.
+        keep_nearest: Keep the checkpoint whose step is nearest to each multiple of this number, for runs that do not
+            save exactly at multiples.
         keep_hourly, keep_daily, keep_weekly: Keep the newest checkpoint of each hour, day or week (UTC, weeks start on
             Monday), for this number of the newest hours, days or weeks that have a checkpoint.
-        max_bytes: Maximum bytes that the blobs of a run may take on disk, each blob counted once. A number, or a size
-            such as ``500GB``. Above it, the oldest checkpoints are dropped, even if a rule keeps them. The best by
-            `keep_best` are dropped last. Without another rule, all checkpoints are kept up to this size.
-        low_bytes: Size down to which checkpoints are dropped once `max_bytes` is exceeded. If None, `max_bytes`.
+        max_bytes: Maximum size of the blobs of a run on disk, counting each blob once. It is a number, or a size such
+            as ``500GB``. If the blobs exceed this size, the oldest checkpoints are dropped, even if a rule keeps them.
+            The best checkpoints by `keep_best` are dropped last. If there is no other rule, all checkpoints are kept up
+            to this size.
+        low_bytes: Size down to which checkpoints are dropped once `max_bytes` is exceeded. If None, this is
+            `max_bytes`.
 
     Raises:
         BadInput: An argument is invalid, or the policy has no rule.
@@ -54,7 +60,7 @@ class RetentionPolicy:
         for name in _COUNTS:
             if getattr(self, name) is not None:
                 check_count(getattr(self, name), name)
-        # The class is frozen, so this is the only way to give all readers one form of this value.
+        # Set the attribute although the class is frozen, so that all readers find one form of this value.
         object.__setattr__(self, "keep_best", _bests(self.keep_best))
         if self.keep_within is not None:
             duration_s(self.keep_within, "keep_within")
@@ -85,7 +91,7 @@ class RetentionPolicy:
 
     @property
     def has_keep_rule(self) -> bool:
-        """Whether a rule selects checkpoints to keep. Without one, all are kept up to the budget."""
+        """Whether a rule selects checkpoints to keep; otherwise, all are kept up to the budget."""
         return any(name not in ("max_bytes", "low_bytes") for name in self.to_json())
 
     def to_json(self) -> dict[str, Any]:
@@ -126,7 +132,8 @@ class Budget:
 
     Attributes:
         max_bytes: Size above which checkpoints are dropped, as a number or a text such as ``500GB``.
-        low_bytes: Size down to which they are dropped, so that not every save has to drop one. If None, `max_bytes`.
+        low_bytes: Size down to which checkpoints are dropped, so that not every save has to drop one. If None, this is
+            `max_bytes`.
 
     Raises:
         BadInput: A value is not a size, or `low_bytes` is above `max_bytes`.

@@ -1,19 +1,20 @@
-"""Retention plans: which checkpoints are kept or dropped, and why. This module uses no files and no clock.
+"""Plan which checkpoints to keep and which to drop, and record the reasons, without files and without a clock.
 
 Each rule of a policy is applied to each run separately. A checkpoint is kept if any rule keeps it. Protected
 checkpoints are never dropped, whatever the policy says. A checkpoint is protected if a tag or an unexpired pin names
 it, a process has it open or evaluates it, the mirror of the store needs it, or it is the newest valid checkpoint of its
-run. The order is always the order of commits, never of steps, names or times. If training was resumed from an older
-step, or a run was started again in the same store, the newest checkpoint is the one that was saved last. Only
-`keep_within` and the rules for hours, days and weeks use times.
+run. Checkpoints are ordered by their commits, never by steps, names or times. If training was resumed from an older
+step, or a run was started again in the same store, the newest checkpoint is therefore the checkpoint that was saved
+last. Only `keep_within` and the rules for hours, days and weeks use times.
 
-A damaged checkpoint never replaces a valid one in a count. `keep_last=3` searches back until it has three valid
-checkpoints and also keeps the damaged ones between them. An unhealthy checkpoint does not count either. Each counting
-rule keeps the healthy checkpoints that it would keep without unhealthy ones. It also keeps the unhealthy checkpoints
-that it would keep if they were healthy, so at most twice as many in total. An unhealthy checkpoint is never the best by
-a metric. The newest valid and healthy checkpoint is never dropped. A budget is applied last. It drops the oldest
-checkpoints that rules keep, unhealthy ones first, but no protected ones. If no checkpoint of a run has a number for the
-metric of a rule, the whole run is kept.
+A damaged checkpoint never takes the place of a valid checkpoint in a count. For example, `keep_last=3` searches
+backwards until it has found three valid checkpoints, and also keeps the damaged checkpoints between them. An unhealthy
+checkpoint does not count either. Each counting rule keeps the healthy checkpoints that it would keep if there were no
+unhealthy ones. It also keeps the unhealthy checkpoints that it would keep if they were healthy. In total, it keeps at
+most twice as many checkpoints. An unhealthy checkpoint is never the best by a metric. The newest valid and healthy
+checkpoint is never dropped. A budget is applied last. It drops the oldest checkpoints that rules keep, beginning with
+unhealthy ones, but no protected ones. If no checkpoint of a run has a value for the metric of a rule, the whole run is
+kept.
 """
 
 from __future__ import annotations
@@ -39,27 +40,28 @@ from ckstore.model.words import counted, first_of, in_lines, printable
 class Candidate:
     """A checkpoint with the facts that decide whether it is kept."""
 
-    info: CheckpointInfo  # its `order` and its metrics are used
+    info: CheckpointInfo
     tags: tuple[str, ...] = ()
-    pins: tuple[str, ...] = ()  # the description of each unexpired pin that names it
-    in_use: bool = False  # whether a process has it open
-    # Its damage (a missing or touched blob, a mark of a read or a verify); empty if it is valid.
+    pins: tuple[str, ...] = ()  # the description of each unexpired pin of the checkpoint
+    in_use: bool = False  # whether a process has the checkpoint open
+    # The damage (a missing or touched blob, or a mark of a read or a verification); empty if the checkpoint is valid.
     damage: str = ""
-    doubt: str = ""  # why its metrics are unknown; it is then kept
-    wanted_by: str = ""  # why the mirror of the store needs it; it is then kept
-    evaluated: str = ""  # the process that evaluates it; it is then kept
-    overdue: str = ""  # the process whose evaluation of it takes too long to wait for
-    # File -> size of each blob in its directory, used if there is a budget.
+    # The next three facts keep the checkpoint if they are not empty.
+    doubt: str = ""  # why the metrics of the checkpoint are unknown
+    wanted_by: str = ""  # why the mirror of the store needs the checkpoint
+    evaluated: str = ""  # the process that evaluates the checkpoint
+    overdue: str = ""  # the process whose evaluation of the checkpoint exceeds the time limit
+    # File -> size of each blob in the directory of the checkpoint; needed only if there is a budget.
     blobs: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def valid(self) -> bool:
-        """Whether it is complete and has no known damage."""
+        """Whether the checkpoint is complete and has no known damage."""
         return not self.damage
 
     @property
     def healthy(self) -> bool:
-        """Whether its values are finite, as far as its save checked."""
+        """Whether the checkpoint is healthy, as far as its save checked the values."""
         return not self.info.unhealthy
 
 
@@ -72,8 +74,8 @@ class PlanEntry:
         info: The checkpoint.
         keep: Whether it is kept.
         reasons: All reasons for the decision.
-        relied_on: Whether the plan relies on it being valid.
-        protected: Whether it is kept whatever a policy says.
+        relied_on: Whether the plan requires that the checkpoint is valid.
+        protected: Whether the checkpoint is kept whatever a policy says.
     """
 
     info: CheckpointInfo
@@ -84,12 +86,12 @@ class PlanEntry:
 
     @property
     def run(self) -> str:
-        """Its run."""
+        """Run of the checkpoint."""
         return self.info.run
 
     @property
     def step(self) -> int:
-        """Its step."""
+        """Step of the checkpoint."""
         return self.info.step
 
     def __str__(self) -> str:
@@ -102,7 +104,7 @@ class RetentionPlan:
     """The decisions of a policy on a history, before they are carried out.
 
     Attributes:
-        policy: The policy. None if each run has its policy from the store.
+        policy: The policy. None if each run has its own policy from the settings of the store.
         now: The time for which the plan was made.
         entries: All checkpoints that were considered, by run and then in the order of commits.
         notes: Facts that the user may not expect, one sentence each.
@@ -143,17 +145,18 @@ def plan(
     """Return the decision to keep or drop each checkpoint, with the reasons.
 
     Args:
-        policy: The rules for all runs, or those of each run. In the second case, a run without rules is kept.
+        policy: The policy for all runs, or a policy for each run. In the second case, a run without a policy is kept.
         history: All checkpoints of each run to consider, in any order. Other runs are not changed.
         now: The current time, with a time zone.
         budget: The budget of all runs together. If given, the candidates in `history` must have their blobs.
-        beside: Run -> file -> size of each blob of superseded checkpoints that are kept. They count only for budgets.
+        beside: Run -> file -> size of each blob of superseded checkpoints that are kept. These blobs count only for
+            budgets.
     """
     beside = beside or {}
     entries: list[PlanEntry] = []
     notes: list[str] = []
     for run in sorted({candidate.info.run for candidate in history}):
-        # Sort by commits, because after a resume from an older step the newest may have a smaller step or older time.
+        # Sort by commits. After a resume from an older step, the newest checkpoint may have a smaller step than others.
         newest_first = sorted((c for c in history if c.info.run == run), key=lambda c: c.info.order, reverse=True)
         of_run = policy if isinstance(policy, RetentionPolicy) else policy.get(run)
         planned = _Run(of_run, newest_first, now, beside.get(run, {}))
@@ -172,7 +175,7 @@ def plan(
 class Budgeted:
     """A plan after applying a budget."""
 
-    entries: list[PlanEntry]  # in the same order; some kept ones are now dropped
+    entries: list[PlanEntry]  # the entries in the same order; some that were kept are now dropped
     notes: list[str]  # a note if the budget cannot be met
 
 
@@ -185,15 +188,15 @@ def over_budget(
 ) -> Budgeted:
     """Drop the oldest checkpoints until the remaining ones are within a budget.
 
-    Unhealthy checkpoints are dropped first, and the best by a metric last. Protected ones are kept. Each file of a blob
-    counts once.
+    Unhealthy checkpoints are dropped first, and the best checkpoints by a metric last. Protected checkpoints are kept.
+    Each file of a blob counts once.
 
     Args:
         entries: The plan before the budget.
         blobs: Name of a checkpoint -> file -> size of each blob.
         budget: The budget.
         whose: The name of the run or store that has the budget, for the reasons.
-        staying: File -> size of kept blobs of checkpoints without an entry.
+        staying: File -> size of each blob that is kept for checkpoints without an entry.
     """
     uses: Counter[str] = Counter(staying.keys())
     nbytes: dict[str, int] = {**staying}
@@ -225,14 +228,14 @@ def over_budget(
 
 OVER_BUDGET = " is above its budget of "
 LACKS_METRIC = "it has no metric "
-"""The start of the reason for a checkpoint that a rule by a metric could not judge."""
+"""The start of the reason why a rule by a metric does not keep a checkpoint without this metric."""
 Verdict = tuple[Candidate, bool, str]
 """A checkpoint, whether a rule keeps it, and why."""
 _BEST_REASON = re.compile(r" best by .* \((?:min|max)\)\Z")
 
 
 class _Run:
-    """The plan for one run. Rules add reasons for keeping and for not keeping each checkpoint."""
+    """The plan for one run, to which each rule adds reasons for or against keeping each checkpoint."""
 
     def __init__(
         self,
@@ -294,7 +297,8 @@ class _Run:
     def _nearest(self, every: int) -> None:
         groups: dict[int, list[Candidate]] = {}
         for candidate in self._history:
-            # Each belongs only to its nearest multiple, so that a later save farther away cannot replace a kept one.
+            # Each checkpoint belongs only to its nearest multiple. A later checkpoint that is farther away from a
+            # multiple can therefore not replace a kept one.
             groups.setdefault((candidate.info.step + (every - 1) // 2) // every, []).append(candidate)
         for multiple, group in groups.items():
             # The sort is stable, so the newer of two equally near checkpoints is first.
@@ -315,10 +319,10 @@ class _Run:
                 yield candidate, True, f"it is the newest of its {unit}, and damaged: {candidate.damage}"
 
     def _twice(self, ordered: Sequence[Candidate], rule: Callable[[Sequence[Candidate]], Iterator[Verdict]]) -> None:
-        """Apply a counting rule to the healthy checkpoints, and to all of them to judge the unhealthy ones.
+        """Apply a counting rule to the healthy checkpoints, then to all checkpoints to decide on the unhealthy ones.
 
-        The rule keeps the healthy checkpoints that it would keep without unhealthy ones. So at most twice as many are
-        kept, even if a diverged training goes on saving.
+        The rule keeps the healthy checkpoints that it would keep if there were no unhealthy ones. At most twice as many
+        checkpoints are kept, even if a diverged training continues to save.
         """
         healthy = [candidate for candidate in ordered if candidate.healthy]
         for candidate, keep, reason in rule(healthy):
@@ -342,7 +346,7 @@ class _Run:
             kept += [candidate.doubt] if candidate.doubt else []
             kept += [candidate.wanted_by] if candidate.wanted_by else []
             kept += [candidate.evaluated] if candidate.evaluated else []
-        # A resume loads this checkpoint. A policy that dropped it would end the run.
+        # A resume loads this checkpoint. If a policy dropped it, the run could not continue.
         newest = next((c for c in self._history if c.valid), None)
         if newest is not None:
             self._note(newest, f"it is the newest valid checkpoint of the run {newest.info.run}", keep=True)
@@ -350,12 +354,12 @@ class _Run:
             if healthy is not newest:
                 self._note(healthy, f"it is the newest healthy checkpoint of the run {newest.info.run}", keep=True)
             return
-        # No checkpoint is valid. The remaining bytes may be all that can be rescued of the run.
+        # No checkpoint is valid, so keep all of them: their bytes may be all that can be rescued.
         for candidate in self._history:
             self._kept[candidate.info.name].append(f"no checkpoint of the run {candidate.info.run} is valid")
 
     def _first(self, ordered: Sequence[Candidate], count: int, of: str) -> None:
-        """Keep the first `count` valid checkpoints, and the damaged ones before the last of these."""
+        """Keep the first `count` valid checkpoints, and the damaged checkpoints before the last of them."""
         self._twice(ordered, lambda some: _first_of(some, count, of))
 
     def _every(self, every: int) -> None:
@@ -368,7 +372,7 @@ class _Run:
     def _best(self, best: Best) -> None:
         sign = 1 if best.mode == "min" else -1
         ranked = [c for c in self._history if not math.isnan(c.info.metrics.get(best.metric, math.nan))]
-        # NaN is excluded, because one NaN in the list would leave it unsorted. The sort is stable, so the newer of two
+        # `ranked` excludes NaN, because a list with NaN cannot be sorted. The sort is stable, so the newer of two
         # equally good checkpoints is first.
         ranked.sort(key=lambda c: sign * c.info.metrics[best.metric])
         for candidate, keep, reason in _first_of([c for c in ranked if c.healthy], best.n, str(best)):
@@ -381,10 +385,11 @@ class _Run:
                 self._not_kept[candidate.info.name].append(f"{LACKS_METRIC}{best.metric}")
             elif math.isnan(candidate.info.metrics[best.metric]):
                 self._not_kept[candidate.info.name].append(f"its {best.metric} is nan")
-        # The metric may be misspelt or not logged yet. Dropping by it would drop all checkpoints but the newest.
+        # The metric may be misspelt or not logged yet. Without this exception, the rule would drop all checkpoints
+        # except the newest.
         if not ranked:
             self._keep_unjudged(best.metric)
-        elif not any(c.healthy for c in ranked):  # the same, but only for healthy checkpoints
+        elif not any(c.healthy for c in ranked):  # the same exception, for healthy checkpoints
             for candidate in self._history:
                 if candidate.healthy:
                     reason = f"no healthy checkpoint has a number for the metric {best.metric}"
@@ -424,7 +429,7 @@ def _first_of(ordered: Sequence[Candidate], count: int, of: str) -> Iterator[Ver
 
 
 def _start_of(unit: str, time: datetime) -> tuple[int, ...]:
-    """Return a key that is equal for all times in the same hour, day or week of UTC."""
+    """Return a key that is equal for all times in the same hour, day or week (UTC)."""
     utc = time.astimezone(UTC)
     if unit == "week":
         return utc.isocalendar()[:2]

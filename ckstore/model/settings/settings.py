@@ -14,14 +14,14 @@ from ckstore.model.document import check_created, check_requires, parse_document
 from ckstore.model.manifest.describe import check_metadata, decoded_metadata, encode_metadata
 
 STORE_VERSION = 1
-# Pieces of whole MiB can be mapped next to each other with any page size.
+# Pieces of whole MiB can be mapped contiguously with any page size.
 CHUNK_GRAIN_BYTES = 2**20
 CHUNK_MAX_BYTES = 2**30
 DEFAULT_CHUNK_BYTES = 32 * 2**20  # docs/adr/0009-chunks-threads-packs.md
 ELSEWHERE = "elsewhere"
-"""An entry of `requires`: some blobs may be only on remotes. An older reader would see torn checkpoints instead."""
+"""An entry of `requires`: some blobs may be only on remotes. An older reader would report incomplete checkpoints."""
 CHECKPOINT_IDS = "checkpoint-ids"
-"""An entry of `requires`: directories are named after checkpoint ids. Draft versions would not find them."""
+"""An entry of `requires`: directories are named after checkpoint ids. Draft versions would not find checkpoints."""
 _KNOWN = (CHECKPOINT_IDS, ELSEWHERE)
 SETTINGS_MAX_BYTES = 2**20
 _STORE_FORMAT = "ckstore-store"
@@ -37,7 +37,7 @@ class StoreSettings:
     Attributes:
         uuid: Id of the store, in lower case with dashes.
         hash: Name of the algorithm of all digests (``xxh3_128`` or ``blake3``).
-        chunk_bytes: Size of the chunks that tensors are cut into, a multiple of 1 MiB up to 1 GiB.
+        chunk_bytes: Size of the chunks into which tensors are cut, a multiple of 1 MiB up to 1 GiB.
         created: Time of creation in UTC, ``YYYY-MM-DDTHH:MM:SS.ffffffZ``.
         requires: Features that a reader must support.
     """
@@ -67,13 +67,13 @@ class StoreSettings:
 
 
 def check_uuid(uuid: object) -> None:
-    """Raise unless a value has the form of a uuid."""
+    """Raise an error unless a value has the form of a uuid."""
     if not isinstance(uuid, str) or _UUID_PATTERN.match(uuid) is None:
         raise BadInput(f"uuid: wanted 32 lower-case hexadecimal digits in five groups, got {uuid!r:.80}")
 
 
 def check_chunk_bytes(chunk_bytes: object) -> int:
-    """Return `chunk_bytes` if it is valid; raise otherwise."""
+    """Return `chunk_bytes` if it is valid, otherwise raise an error."""
     if (
         isinstance(chunk_bytes, bool)
         or not isinstance(chunk_bytes, int)
@@ -102,13 +102,13 @@ def parse_settings(data: bytes, where: str) -> StoreSettings:
 
 
 def render_config(config: Mapping[str, Any]) -> bytes:
-    """Return the content of ``config.json`` for the settings that may change (JSON-like values)."""
+    """Return the content of ``config.json`` for settings that may change, whose values are JSON-like."""
     document = encode_metadata(config)
     return canonical_json({**document, "format": _CONFIG_FORMAT, "version": STORE_VERSION}) + b"\n"
 
 
 def parse_config(data: bytes, where: str) -> dict[str, Any]:
-    """Return the settings in ``config.json``, all members except `format` and `version`."""
+    """Return the settings in ``config.json``, which are all members except `format` and `version`."""
     members = parse_document(data, _CONFIG_FORMAT, STORE_VERSION, where)
     del members["format"], members["version"]
     return decoded_metadata(check_metadata(members, where, "the settings"))
