@@ -1,1 +1,1 @@
-"""The values of copies on remotes: records, plans and reports."""
+"""Records, plans and reports of the copies of checkpoints on remotes."""

@@ -16,17 +16,18 @@ class RemotePruneReport:
     """The data that was removed from a remote, or that a dry run would have removed.
 
     Attributes:
-        remote: Its name.
+        remote: Name of the remote.
         dry_run: Whether this was a dry run that changed nothing.
         removed_count, removed_bytes: Number and size of the unreferenced blobs that were removed.
         condemned_count, condemned_bytes: Number and size of the unreferenced blobs that are now marked for deletion,
             by this or an earlier call. They are removed after the grace period if they are still unreferenced.
-        uncondemned_count: Number of unreferenced blobs that were not marked, because only a limited number can be
-            marked at a time. Later calls mark them.
+        uncondemned_count: Number of unreferenced blobs that were not marked, because one call marks only a limited
+            number. Later calls mark them.
         blob_count, blob_bytes: Number and size of the remaining blobs, including those marked for deletion.
-        voided_count: Number of voided intents of stopped pushes. Such a push starts again from the beginning.
-        finished_count: Number of checkpoints whose push had stopped just before its last step. This prune published
-            them.
+        voided_count: Number of stopped pushes whose intent was made void. Such a push must start again from the
+            beginning.
+        finished_count: Number of checkpoints that this prune published because their pushes had stopped just before the
+            last step.
         retention: The plan of `StoreConfig.keep_remote` for the checkpoints on the remote, and the removed checkpoints.
             None if the remote is not the mirror, or if there is no such policy.
     """

@@ -21,9 +21,9 @@ _NAME_CHARS = 4096
 class RemoteHolder:
     """A remote that has every blob of a checkpoint."""
 
-    uuid: str  # uuid of the remote, because another remote may have its name now
-    name: str  # its name in the store, or the directory of the store that this one was cloned from
-    claim: str = ""  # uuid of the claim that keeps the checkpoint on the remote; empty if there is none, as in a clone
+    uuid: str  # identifies the remote, because another remote may have the same name now
+    name: str  # name of the remote in the store, or the directory of the store from which this store was cloned
+    claim: str = ""  # uuid of the claim that keeps the checkpoint on the remote; empty without a claim, as in a clone
 
 
 @dataclass(frozen=True, slots=True)

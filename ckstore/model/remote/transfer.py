@@ -25,7 +25,7 @@ class TransferPlan:
         checkpoints: All requested checkpoints.
         new: The requested checkpoints that the destination lacks.
         missing: Digest and size of each blob that the destination lacks.
-        all_bytes: Size of all blobs of the checkpoints, each once.
+        all_bytes: Size of all blobs of the checkpoints, counting each blob once.
         warnings: A sentence for each checkpoint that cannot be moved, with the reason.
     """
 
@@ -61,7 +61,7 @@ class TransferPlan:
 @brief("direction", "remote", "checkpoints", "moved_bytes")
 @dataclass(frozen=True, slots=True)
 class TransferReport:
-    """The result of a push or a pull, or of a dry run, which moves nothing and reports what would be moved.
+    """The result of a push or a pull, or of a dry run, which only reports the data that would be moved.
 
     Attributes:
         direction: ``push`` (from this store to the remote) or ``pull`` (from the remote to this store).
@@ -98,7 +98,7 @@ class TransferReport:
             return printable(f"would {verb} {counted(self.new_count, 'new checkpoint')}, {blobs} {way} {self.remote}")
         verb, way = ("pushed", "to") if self.direction == "push" else ("pulled", "from")
         what = counted(len(self.checkpoints), "checkpoint")
-        nothing = "no new checkpoint" if self.moved_bytes else "nothing new"  # a pull may only restore evicted bytes
+        nothing = "no new checkpoint" if self.moved_bytes else "nothing new"  # a pull may restore only evicted bytes
         new = f"{self.new_count} new" if self.new_count else nothing
         rate = f", {size_text(self.moved_bytes / self.duration_s)}/s" if self.moved_bytes and self.duration_s else ""
         moved = f"{size_text(self.moved_bytes)} in {counted(self.moved_count, 'blob')}"
@@ -108,21 +108,21 @@ class TransferReport:
 @brief()
 @dataclass(frozen=True, slots=True)
 class MirrorStatus:
-    """How far a mirror is behind its store.
+    """The status of a mirror, and the checkpoints that it lacks.
 
     Attributes:
         remote: Name of the remote.
-        behind: The checkpoints that the mirror does not have yet, the newest first.
-        oldest_s: For how many seconds the oldest of them has existed. 0 if the mirror is not behind.
-        age_s: For how many seconds a checkpoint may be only local, from the setting `mirror_age_s`.
-        problem: Why the last push failed. Empty if it succeeded.
+        behind: The checkpoints that the mirror does not have yet, beginning with the newest.
+        oldest_s: Age of the oldest of these checkpoints, in seconds. 0 if the mirror has all checkpoints.
+        age_s: Number of seconds for which a checkpoint may be only local, from the setting `mirror_age_s`.
+        problem: Why the last push failed. Empty if the push succeeded.
         failing_since: Time of the first failed push since the last success, in the format of `CheckpointInfo.created`.
             Empty if `problem` is empty.
         looked: When the content of the mirror was last listed completely, in the format of `CheckpointInfo.created`.
-            Empty if it never was.
+            Empty if it was never listed completely.
         missing: Evicted checkpoints with blobs that were not in this listing. The mirror cannot provide these blobs.
         refused_since: Time since which the mirror has refused the credentials, in the format of
-            `CheckpointInfo.created`. Empty if the last push worked, or failed for another reason.
+            `CheckpointInfo.created`. Empty if the last push succeeded, or failed for another reason.
     """
 
     remote: str
@@ -137,7 +137,7 @@ class MirrorStatus:
 
     @property
     def ok(self) -> bool:
-        """Whether the last push worked, no checkpoint has been only local for too long, and no bytes are missing."""
+        """Whether the last push succeeded, no checkpoint was only local for too long, and no bytes are missing."""
         return not self.problem and not self.missed and not self.missing
 
     @property
@@ -166,7 +166,7 @@ class MirrorStatus:
 
 
 def mirror_named(remote: str) -> str:
-    """Return the text for a mirror in messages. It contains the name only if the user chose one."""
+    """Return the text for a mirror in messages, with the name only if the user chose one."""
     return "the mirror" if remote == "mirror" else f"the mirror {remote}"
 
 
@@ -177,11 +177,11 @@ class EvictReport:
 
     Attributes:
         remote: The remote that has the evicted data.
-        dry_run: Whether this was a dry run. Then nothing was changed, and `evicted` lists what would be evicted.
-        evicted: The checkpoints whose local blobs were freed.
+        dry_run: Whether this was a dry run that changed nothing.
+        evicted: The checkpoints whose local blobs were freed, or would be freed in a dry run.
         skipped: The checkpoints that keep their local blobs, and the reasons.
-        freed_bytes: Size of the blobs that were removed locally. The other blobs are open, or remaining checkpoints use
-            them.
+        freed_bytes: Size of the blobs that were removed locally. Other blobs of the evicted checkpoints are kept
+            because a process has them open, or because remaining checkpoints use them.
         read_back_bytes: Bytes that were read from the remote for comparison.
         plan: The plan of `StoreConfig.keep_local`, if this setting chose the checkpoints.
     """
@@ -201,12 +201,12 @@ class EvictReport:
 @brief("store", "host", "path")
 @dataclass(frozen=True, slots=True)
 class StoreClaims:
-    """The checkpoints that one store evicted and whose copies on a remote it relies on.
+    """The checkpoints that one store evicted, so that it relies on their copies on a remote.
 
     Attributes:
         store: The uuid of that store.
-        host, path: Host and path of the store at its last eviction. Empty if the claim cannot be read.
-        is_own: Whether that store is the one that was queried.
+        host, path: Host and path of that store at its last eviction. Empty if the claim cannot be read.
+        is_own: Whether that store is the store that was queried.
         checkpoints: ``RUN@STEP.ID`` of each checkpoint, with the first ten digits of the id.
     """
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 Level = Literal["ok", "note", "warning", "error"]
-"""``ok``, ``note`` (useful to know), ``warning`` (a cost or a future failure) or ``error`` (a promise is broken)."""
+"""``ok``, ``note`` (information), ``warning`` (a cost or a possible failure) or ``error`` (a promise is broken)."""
 
 
 class CheckResult(NamedTuple):
-    """The members of a finding; `ckstore.model.doctor.finding` describes them."""
+    """The members of a finding, which `ckstore.model.doctor.finding` describes."""
 
     level: Level
     what: str

@@ -1,7 +1,7 @@
-"""Comparison of two checkpoints by their manifests (names, dtypes, shapes, pieces), without reading data.
+"""Compare two checkpoints by their manifests (names, dtypes, shapes, pieces), without reading data.
 
 Two tensors are equal if they have the same dtype, shape, strides and pieces. A tensor that is a view of a part of a
-larger storage may share pieces with other tensors, and then counts as changed if one of those tensors changed.
+larger storage may share pieces with other tensors. Such a tensor counts as changed if one of these tensors changed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _Piece = tuple[int | Block, int, str]
 
 
 def diff_manifests(before: Manifest, after: Manifest) -> Diff:
-    """Return the differences. Each list is in the order of the state that has the name."""
+    """Return the differences, each list in the order of the state that has the listed values."""
     old = {leaf.name: leaf for leaf in before.leaves}
     new = {leaf.name: leaf for leaf in after.leaves}
     spelling = spellings_of(before, after)
@@ -55,7 +55,7 @@ def diff_manifests(before: Manifest, after: Manifest) -> Diff:
 
 
 def spellings_of(before: Manifest, after: Manifest) -> dict[str, str]:
-    """Return how users write the names of the leaves of both checkpoints; see `names.spellings`."""
+    """Return the spellings for users of the names of all leaves in both checkpoints; see `names.spellings`."""
     return spellings(leaf.name for manifest in (before, after) for leaf in manifest.leaves)
 
 
@@ -76,7 +76,10 @@ def _change(before: Manifest, old: LeafRecord, after: Manifest, new: LeafRecord,
 
 
 def _pieces(manifest: Manifest, leaf: LeafRecord) -> set[_Piece]:
-    """Return start (relative to the leaf), length and digest of the pieces of a leaf, cut at its ends."""
+    """Return the start relative to the leaf, the length and the digest of each piece of a leaf.
+
+    Pieces that begin or end outside the leaf are cut at its start or its end.
+    """
     if 0 in leaf.shape:
         return set()
     first, last = _span(manifest, leaf)
@@ -86,8 +89,8 @@ def _pieces(manifest: Manifest, leaf: LeafRecord) -> set[_Piece]:
     for i, extent in enumerate(storage.extents):
         start, stop = max(at, first), min(at + extent.length, last)
         if start < stop:
-            # The start of the piece relative to the leaf also matters. With another start, an equal piece gives other
-            # bytes to the leaf.
+            # The start of the piece relative to the leaf also counts, because an equal piece with another start means
+            # other bytes in the leaf.
             place = at - first if storage.tiling is None else storage.tiling.blocks[i]
             pieces.add((place, stop - start, extent.piece))
         at += extent.length
@@ -95,7 +98,7 @@ def _pieces(manifest: Manifest, leaf: LeafRecord) -> set[_Piece]:
 
 
 def _span(manifest: Manifest, leaf: LeafRecord) -> tuple[int, int]:
-    """Return the offset of the first byte of a leaf in its storage, and of the byte after its last one."""
+    """Return the offset of the first byte of a leaf in its storage, and the offset after its last byte."""
     item_bytes = itemsize(leaf.kind, leaf.dtype)
     if item_bytes is None:
         return 0, manifest.storages[leaf.storage].nbytes
@@ -121,7 +124,7 @@ def _plain_changes(before: Node, after: Node) -> Iterator[PlainChange]:
 
 
 def _plain(node: Node, path: str) -> Iterator[tuple[str, Node]]:
-    """Yield name and node of every value that is not a leaf, including containers."""
+    """Yield the name and the node of every value that is not a leaf, including containers."""
     tag = node[0] if isinstance(node, list) else None
     if tag == "leaf":
         return
@@ -142,7 +145,7 @@ def _is_container(node: Node) -> bool:
 
 
 def _is_full(node: Node) -> bool:
-    """Return whether a node is a non-empty container, whose items are listed themselves."""
+    """Return whether a node is a non-empty container, so that its items are listed instead."""
     return _is_container(node) and bool(node[1])
 
 

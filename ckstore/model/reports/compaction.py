@@ -18,12 +18,11 @@ class CompactionEntry:
 
     Attributes:
         info: The checkpoint.
-        place: Its position in the chain of its run.
-        base: The checkpoint that it is encoded against, as ``RUN@STEP``. Empty if it remains plain.
+        place: Its position in its run, which determines the base.
+        base: The checkpoint against which it is encoded, as ``RUN@STEP``. Empty if it remains plain.
         reason: Why it is not compacted. Empty if it is compacted.
-        shares: Whether the checkpoint remains plain, but old packs of which it uses only a small part are encoded in
-            its directory.
-        gone_bytes: Bytes of deleted checkpoints that this one is decoded with.
+        shares: Whether the checkpoint remains plain, except for old packs of which it uses only a small part.
+        gone_bytes: Size of the data of deleted checkpoints that is needed to decode this checkpoint.
         again: Whether it is already compacted and is only checked again.
     """
 
@@ -49,7 +48,7 @@ class CompactionPlan:
     """The plan of `Store.compact`.
 
     Attributes:
-        entries: All checkpoints that were considered, by run, the newest first.
+        entries: All checkpoints that were considered, by run, beginning with the newest of each run.
     """
 
     entries: tuple[CompactionEntry, ...]
@@ -72,8 +71,8 @@ class Compacted:
 
     Attributes:
         info: The checkpoint.
-        before_bytes: Total size of the files of its own blobs before the compaction, plain or encoded.
-        after_bytes: Their total size after the compaction.
+        before_bytes: Total size of the plain or encoded files of its blobs before the compaction.
+        after_bytes: Total size of these files after the compaction.
     """
 
     info: CheckpointInfo
@@ -88,7 +87,7 @@ class Compacted:
 @brief()
 @dataclass(frozen=True, slots=True)
 class Uncompacted:
-    """A checkpoint that the plan compacts but that was not changed, and the reason."""
+    """A checkpoint that was not changed although the plan compacts it, and the reason."""
 
     info: CheckpointInfo
     reason: str
@@ -103,9 +102,9 @@ class CompactionReport:
     """The result of a compaction.
 
     Attributes:
-        plan: The plan that it carried out.
+        plan: The plan that was carried out.
         compacted: The checkpoints whose directories were rewritten.
-        skipped: Checkpoints that could not be rewritten because they were in use, replaced meanwhile, or damaged.
+        skipped: Checkpoints that could not be rewritten because they were in use, replaced, or damaged.
         encoded_count: Number of blobs that were encoded.
         plain_bytes: Total size of these blobs.
         encoded_bytes: Total size of their encoded forms.
@@ -127,7 +126,7 @@ class CompactionReport:
 
 
 def outcome(report: CompactionReport) -> Iterator[str]:
-    """Yield lines on how much smaller the store became."""
+    """Yield a line on the number of encoded blobs and their sizes before and after."""
     if not report.encoded_count:
         yield "nothing to compact"
         return

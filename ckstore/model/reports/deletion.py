@@ -1,4 +1,4 @@
-"""The space that deleting checkpoints frees, and the reasons why it is not more."""
+"""The space that deleting checkpoints frees, and the reasons why the remaining data is kept."""
 
 from __future__ import annotations
 

@@ -17,13 +17,13 @@ PlainKind = Literal["added", "removed", "changed"]
 @brief()
 @dataclass(frozen=True, slots=True)
 class DiffLeaf:
-    """One tensor, array, long string or bytes.
+    """One tensor, array, long string or byte string.
 
     Attributes:
         name: Path in the state.
         kind: The kind of leaf in the manifest, such as ``torch``, ``numpy``, ``bytes`` or ``str``.
-        dtype, shape: Type of the elements and sizes. Empty for bytes and strings.
-        nbytes: Bytes of its elements.
+        dtype, shape: Type of the elements, and sizes. Empty for bytes and strings.
+        nbytes: Total size of the elements, in bytes.
     """
 
     name: str
@@ -62,8 +62,9 @@ class LeafChange:
     Attributes:
         before, after: The tensor in the first and in the second checkpoint.
         changed_bytes: Bytes of the tensor in pieces that differ, at most its size. A small tensor is one piece. A large
-            tensor is cut at every `chunk_bytes`.
-        difference: Differences of the values. None if not requested, or if dtype or shape prevent a comparison.
+            tensor is cut into pieces of `chunk_bytes`.
+        difference: Differences of the values. None if they were not requested, or if the dtypes or shapes prevent a
+            comparison.
     """
 
     before: DiffLeaf

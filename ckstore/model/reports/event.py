@@ -37,7 +37,7 @@ KINDS = (
 RENAMED = "renamed to"
 """The start of the reason of a `dropped` event if the checkpoint was moved to another run."""
 LINE_MOST_BYTES = 4096
-# In the JSON text, a character outside the basic plane takes twelve bytes. The rest of a line is short.
+# In the JSON text, a character outside the basic plane takes twelve bytes. The other members of a line are short.
 _WHY_CHARS = 280
 
 
@@ -52,9 +52,9 @@ class Event:
             (`UnknownOutcome`), ``dropped``, ``restored``, ``freed``, ``damaged``, ``healed``,
             ``mirrored``, ``missing`` (on the mirror), ``evicted``, ``pruned``, ``renamed``, ``compacted``,
             ``uncompacted`` (a planned compaction failed), ``untracked`` (a tracker did not receive the checkpoint).
-        run, step, id: Run, step and id of the checkpoint. An event that concerns no checkpoint has an empty id and the
-            step None, and an empty run if it concerns no run.
-        nbytes: Bytes that a save added, that were freed or sent, or that a compaction saved.
+        run, step, id: Run, step and id of the checkpoint. If the event concerns no checkpoint, the id is empty and the
+            step is None. If the event concerns no run either, the run is also empty.
+        nbytes: Number of bytes that a save added, that were freed or sent, or that a compaction saved.
         seconds: Duration of a save.
         metrics: The names of the metrics of a dropped checkpoint. None if they are unknown.
         why: The rule, the reason of a failure, or the remote.
@@ -76,7 +76,7 @@ class Event:
 
     @property
     def name(self) -> str:
-        """The full ref ``RUN@STEP``, or only the run if there is no step. Empty if there is no run."""
+        """The full ref ``RUN@STEP``, or only the run if there is no step, or an empty string if there is no run."""
         return self.run if self.step is None else f"{self.run}@{self.step}"
 
     def line(self) -> bytes:
@@ -84,7 +84,7 @@ class Event:
         members = {one.name: getattr(self, one.name) for one in fields(self)}
         members["why"] = self.why[:_WHY_CHARS]
         line = canonical_json({name: value for name, value in members.items() if value not in ("", None)}) + b"\n"
-        # Omit the names of the metrics if the line is too long. They are then unknown to readers.
+        # Omit the names of the metrics if the line is too long, so that they are unknown to readers.
         return line if self.metrics is None or len(line) <= LINE_MOST_BYTES else replace(self, metrics=None).line()
 
     def to_json(self) -> dict[str, Any]:
@@ -107,7 +107,7 @@ _TYPES: dict[str, type] = {
 
 
 def parse_line(line: bytes) -> Event | None:
-    """Return the event in a line of the journal, or None if the line is torn or its kind is unknown."""
+    """Return the event in a line of the journal, or None if the line is torn or the kind of the event is unknown."""
     if not line or len(line) > LINE_MOST_BYTES:
         return None
     try:

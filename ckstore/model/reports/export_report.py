@@ -18,9 +18,9 @@ class ExportedFile:
     """One file of an export.
 
     Attributes:
-        name: Its name in the directory of the export.
-        nbytes: Its size.
-        tensor_count: Number of tensors in it (0 for the index and for ``state.json``).
+        name: Name of the file in the directory of the export.
+        nbytes: Size of the file.
+        tensor_count: Number of tensors in the file (0 for the index and for ``state.json``).
     """
 
     name: str
@@ -39,13 +39,13 @@ class ExportReport:
 
     Attributes:
         name: Full ref of the checkpoint, ``RUN@STEP``.
-        checkpoint_id: Its id.
+        checkpoint_id: Id of the checkpoint.
         destination: The directory, or the torch file.
-        files: The files that were written. Files with tensors come first, in the order of the shards.
-        tied: Name that is in no file -> name of the tensor with which it shares its memory.
-        state_names: Full paths of the values in ``state.json``, because safetensors cannot hold these values.
-        left_out: Data that is in no file, one sentence each. These are the versions of modules that torch attaches to a
-            state dict, and committed files that are not part of a model.
+        files: The files that were written, beginning with those that have tensors, in the order of the shards.
+        tied: Name of a tensor that is in no file -> name of the tensor in a file that shares its memory.
+        state_names: Full paths of the values that are in ``state.json`` because safetensors cannot hold them.
+        left_out: Data that is in no file, one sentence each. Possible data are the versions of modules that torch
+            attaches to a state dict, and committed files that are not part of a model.
         unsafe_globals: Classes and functions in a torch file that ``torch.load(weights_only=True)`` rejects. The file
             loads with ``weights_only=False``, or after ``torch.serialization.add_safe_globals``.
     """
@@ -66,7 +66,7 @@ class ExportReport:
 
     @property
     def tensor_count(self) -> int:
-        """Number of tensors in all files. Tied tensors count once."""
+        """Number of tensors in all files, counting tied tensors once."""
         return sum(file.tensor_count for file in self.files)
 
     def __str__(self) -> str:
@@ -74,7 +74,7 @@ class ExportReport:
 
 
 def lines(report: ExportReport, destination: Path) -> Iterator[str]:
-    """Yield lines on unexpected results and on the written files; `destination` is as the user wrote it."""
+    """Yield lines on unexpected results and on the written files; `destination` is the path as the user wrote it."""
     if report.tied:
         pairs = [f"{name} is {kept}" for name, kept in report.tied.items()]
         yield printable(f"tied, written once: {some_of(pairs)}")
@@ -96,8 +96,8 @@ class ExportDamage:
     """A file of an export that differs from the exported data.
 
     Attributes:
-        file: Its name in the directory of the export.
-        names: The tensors in it that differ. Empty if no tensor differs, or if the differing tensors are unknown.
+        file: Name of the file in the directory of the export.
+        names: The tensors in the file that differ. Empty if no tensor differs, or if the differing tensors are unknown.
         what: One sentence with the problem and the expected state.
     """
 
@@ -116,7 +116,7 @@ class ExportCheck:
     """The result of `ckstore.Store.verify_export`.
 
     Attributes:
-        destination: The directory of the export, or its torch file.
+        destination: The directory or the torch file of the export.
         name: Full ref of the exported checkpoint, ``RUN@STEP``. Empty if the export does not record it.
         checkpoint_id: The id of that checkpoint. Empty if `name` is empty.
         file_count: Number of files with a checksum.
@@ -154,7 +154,7 @@ class CheckoutReport:
     """The result of `ckstore.Store.checkout`.
 
     Attributes:
-        destination: The directory that it wrote to.
+        destination: The directory to which the files were written.
         paths: The files and symlinks, relative to `destination`.
         nbytes: Total size of the files.
         shared_bytes: The part of `nbytes` that shares blocks or an inode with the store.

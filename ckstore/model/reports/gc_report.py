@@ -25,10 +25,10 @@ class Leftover:
     """A directory or file in ``staging/`` or ``trash/``."""
 
     name: str
-    age_s: float  # time since the last creation or removal in it
+    age_s: float  # time since an entry was last created or removed in the directory
     nbytes: int = 0  # bytes in files that have no other name
-    owner: str = ""  # the user who created it
-    alive: bool = False  # whether a process has it open
+    owner: str = ""  # the user who created the directory or file
+    alive: bool = False  # whether a process has the directory or file open
 
 
 @brief()
@@ -38,7 +38,7 @@ class NextToFree:
 
     Attributes:
         name: The checkpoint, ``RUN@STEP``.
-        nbytes: Total size of the blobs that only it uses.
+        nbytes: Total size of the blobs that only this checkpoint uses.
     """
 
     name: str
@@ -56,9 +56,9 @@ class Waiting:
 
     Attributes:
         run, step, id: Run, step and id of the checkpoint. The id is empty if its manifest cannot be read.
-        dropped, until: When it was dropped, and when its waiting time ends.
-        nbytes: Bytes on the disk that only this checkpoint keeps after the waiting checkpoints before it are deleted.
-        entry: Its name in ``trash/``.
+        dropped, until: When the checkpoint was dropped, and when its waiting time ends.
+        nbytes: Bytes on the disk that its deletion would free, after the waiting checkpoints before it are deleted.
+        entry: Name of its entry in ``trash/``.
         problem: Why it cannot be restored, such as a missing blob. Empty if it can be restored.
     """
 
@@ -85,11 +85,11 @@ class Waiting:
 @brief()
 @dataclass(frozen=True, slots=True)
 class GcPlan:
-    """The actions of a gc that runs now, and their effects. Planning changes nothing.
+    """The actions that a gc would take now, and their effects.
 
     Attributes:
         blobs: The blobs that will be freed.
-        held, linked_outside: Blobs that the store does not need but that will not be freed.
+        held, linked_outside: Blobs that will not be freed although the store does not need them.
         dead_stagings: Names of directories in ``staging/`` that killed saves left. The first step moves them to trash.
         trash: Names in ``trash/`` that the second step deletes.
         unused: Digests of blobs that no checkpoint uses after the second step. The third step deletes these blobs.
@@ -135,25 +135,25 @@ class GcReport:
         freed_bytes, freed_count: Total size and number of the blobs that were freed.
         filesystem_freed_bytes: Growth of the free space of the filesystem during the gc. Other programs also write to
             the filesystem, so this may be less than `freed_bytes`, or negative. It is 0 in a dry run.
-        held: Blobs that a process has open. They keep their names, and the next gc tries again.
-        linked_outside: Blobs with hardlinks outside the store. The next gc tries again.
-        dead_pack_bytes: Upper bound of the bytes in shared blobs that no checkpoint uses. They are freed with the whole
-            pack.
+        held: Blobs that a process has open. They keep their names, and the next gc tries to free them again.
+        linked_outside: Blobs with hardlinks outside the store. The next gc tries to free them again.
+        dead_pack_bytes: Upper bound of the bytes in packs that no checkpoint uses. They are freed only when the whole
+            pack is freed.
         swept_stagings: Number of directories of killed saves that were moved to trash.
         trash_left: Names that are still in ``trash/``.
         catalog_bytes: Size of the index, ``catalog.db``.
-        unseen_processes: Number of processes that could not be checked for open blobs. None if it is unknown, because
-            ``/proc`` is missing or does not list other users' processes. gc also queries the kernel about each blob,
-            which works without ``/proc``.
+        unseen_processes: Number of processes that could not be checked for open blobs. None if this number is unknown,
+            because ``/proc`` is missing or does not list other users' processes. gc also queries the kernel about each
+            blob, which works without ``/proc``.
         retention: The retention plan, and the checkpoints that it dropped before the gc. None without a policy. A dry
-            run drops none.
-        dry_run: Whether this was a dry run. Then nothing was changed, and the numbers are those of a real run.
+            run drops no checkpoint.
+        dry_run: Whether this was a dry run, which changes nothing and reports the numbers of a real run.
         next_to_free: The space that deleting the oldest deletable checkpoint would free. None if blobs were freed or
             kept, no checkpoint may be deleted, or the catalog cannot be read.
         waits_for_grace: Whether entries wait in ``trash/`` for the grace period, because other hosts may use the store.
         plan: The plan that was carried out, or that a dry run would have carried out. It was made after the retention.
-        waiting: Dropped checkpoints that keep their bytes for a while. Those without a `problem` can be restored.
-        differences: Differences of the result from the plan with their reasons, one sentence each. Empty if dropped
+        waiting: Dropped checkpoints that keep their bytes for some time. Those without a `problem` can be restored.
+        differences: Differences between the plan and the result with their reasons, one sentence each. Empty if dropped
             data waits for a grace period.
         cached_bytes: Bytes removed from the download cache (`StoreConfig.cache_bytes`).
     """
@@ -184,7 +184,7 @@ class GcReport:
 
     @property
     def skipped(self) -> tuple[Skipped, ...]:
-        """The checkpoints that the policy would have dropped but that were kept."""
+        """The checkpoints that were kept although the policy would drop them."""
         return () if self.retention is None else self.retention.skipped
 
     @property
@@ -211,7 +211,10 @@ class GcReport:
 
     @property
     def explanation(self) -> str:
-        """Text on the freed blobs and on why gc freed no more. If it freed none, on a deletion that would free some."""
+        """Text on the freed blobs, and on why others were kept.
+
+        If no blob was freed or kept, the text can also name a deletion that would free space.
+        """
         sentences = []
         if self.freed_count:
             what = f"{counted(self.freed_count, 'blob')}, {size_text(self.freed_bytes)}"
@@ -268,7 +271,7 @@ def lines(report: GcReport, table: Callable[[Sequence[HeldBlob]], Iterable[str]]
 
     Args:
         report: The report.
-        table: Formats the blobs that each process has open. If None, each list is cut to a few lines.
+        table: Formats the blobs that each process has open. If None, each list is shortened to a few lines.
     """
     if report.freed_count:
         what = f"{size_text(report.freed_bytes)} in {counted(report.freed_count, 'blob')}"
@@ -285,7 +288,7 @@ def lines(report: GcReport, table: Callable[[Sequence[HeldBlob]], Iterable[str]]
         yield printable(f"{kept} {_sizes(blobs)}: {reason}")
     linked = list(map(str, report.linked_outside))
     yield from first_of(linked) if table is None else linked
-    # If checkpoints are waiting, a line below says when they are freed, so no line says that nothing is unused.
+    # If checkpoints are waiting, a later line says when they are freed, so do not say that nothing is unused.
     is_idle = not (report.freed_count or report.held or report.linked_outside or report.waiting)
     if is_idle:
         yield printable(report.explanation)
@@ -300,7 +303,7 @@ def lines(report: GcReport, table: Callable[[Sequence[HeldBlob]], Iterable[str]]
         yield f"{dead}: it is in packs of small tensors, some of which are still needed"
     if report.unseen_processes is None:
         yield "cannot see which processes have files open: /proc is missing, or hides them"
-    if report.trash_left and (report.waits_for_grace or not is_idle):  # otherwise a line above says so
+    if report.trash_left and (report.waits_for_grace or not is_idle):  # otherwise an earlier line says so
         yield _left(len(report.trash_left))
 
 

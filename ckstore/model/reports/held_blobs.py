@@ -20,9 +20,9 @@ class Holder:
 
     Attributes:
         pid: Process id, as seen by the calling process.
-        command: Its shortened command line, or its name in brackets if it shows no command line.
+        command: Its shortened command line, or its name in brackets if its command line is empty.
         how: How it has the file open, such as ``descriptor 5``, ``mapping`` or ``io_uring file 0``.
-        target: The path by which the process has the file, or ``… (deleted)`` if that name was deleted.
+        target: The path by which the process opened the file, followed by ``(deleted)`` if that path was deleted.
     """
 
     pid: int
@@ -40,10 +40,10 @@ class DeletedFile:
     """A deleted file whose space is not freed because processes have it open or mapped.
 
     Attributes:
-        inode: Its inode number.
-        nbytes: Bytes that it takes on the filesystem. 0 if it is only mapped and not open, because only root may then
-            see its size.
-        holders: The processes that have it open or mapped.
+        inode: Inode number of the file.
+        nbytes: Bytes that the file takes on the filesystem. 0 if the file is mapped but not open, because only root can
+            then see its size.
+        holders: The processes that have the file open or mapped.
     """
 
     inode: int
@@ -57,12 +57,12 @@ class DeletedFile:
 @brief()
 @dataclass(frozen=True, slots=True)
 class HeldBlob:
-    """An unneeded blob that was not freed, because a process has it open or mapped, or because this is unknown.
+    """An unneeded blob that was not freed because a process has it open or mapped, or may have it open or mapped.
 
     Attributes:
-        digest: Its digest, which is its name.
-        nbytes: Its size.
-        holders: The visible processes that have it open. If empty, the holder is a process of another user or PID
+        digest: Digest of the blob, which is also its name.
+        nbytes: Size of the blob.
+        holders: The visible processes that have the blob open. If empty, the holder is a process of another user or PID
             namespace, a descriptor in flight in a socket, or the kernel itself (a loop device, io_uring).
         why: Why the kernel could not be queried, for example because another user owns the file. Empty if the kernel
             was queried.
@@ -75,7 +75,7 @@ class HeldBlob:
 
     @property
     def reason(self) -> str:
-        """Why it was kept, with the processes that have it open or the reason why the kernel could not be queried."""
+        """Why the blob was kept: the processes that have it open, or the reason why the kernel could not be queried."""
         return self.why if self.why and not self.holders else f"open in {named([self])}"
 
     def __str__(self) -> str:
@@ -88,8 +88,8 @@ class LinkedBlob:
     """An unneeded blob with hardlinks outside the store.
 
     Attributes:
-        digest: Its digest, which is its name.
-        nbytes: Its size. Removing its name in the store would not free these bytes.
+        digest: Digest of the blob, which is also its name.
+        nbytes: Size of the blob. Removing its name in the store would not free these bytes.
         name_count: Number of names outside the store.
     """
 
@@ -123,7 +123,7 @@ def named(held: Sequence[HeldBlob | DeletedFile]) -> str:
 
 
 def by_reason(held: tuple[HeldBlob, ...]) -> tuple[tuple[HeldBlob, ...], dict[str, tuple[HeldBlob, ...]]]:
-    """Return the blobs that are known to be open, and the other blobs by the reason why this is unknown."""
+    """Return the blobs that are known to be open, and the remaining blobs by the reason why this is unknown."""
     unasked: dict[str, list[HeldBlob]] = {}
     for blob in held:
         if blob.why and not blob.holders:
@@ -138,7 +138,10 @@ def held_size(held: Sequence[HeldBlob]) -> str:
 
 
 def by_holder(held: Sequence[HeldBlob]) -> dict[tuple[int | None, str], tuple[str, list[HeldBlob]]]:
-    """Return the open blobs of each process and one way in which it has them open, the greatest total size first."""
+    """Return the open blobs of each process, and one of the ways in which it has them open.
+
+    The process whose blobs have the greatest total size is first.
+    """
     found: dict[tuple[int | None, str], tuple[dict[str, None], dict[str, HeldBlob]]] = {}
     for blob in held:
         ways: list[tuple[tuple[int | None, str], str]] = [((one.pid, one.command), one.how) for one in blob.holders]

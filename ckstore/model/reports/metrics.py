@@ -19,12 +19,12 @@ class Metric:
     name: str  # without the ``_total`` that samples of a counter have
     kind: Literal["counter", "gauge"]
     about: str  # one sentence
-    label: str  # name of the label that distinguishes its samples; empty if it has a single sample
-    samples: Mapping[str, float]  # value of that label -> number
+    label: str  # name of the label that distinguishes the samples; empty if there is a single sample
+    samples: Mapping[str, float]  # value of that label -> value of the sample
 
 
 def openmetrics(metrics: Iterable[Metric], store: str, labels: Mapping[Any, Any]) -> str:
-    """Return metrics as text. Each sample also has the label ``store`` and the given labels."""
+    """Return metrics as text, in which each sample also has the label ``store`` and the given labels."""
     metrics = tuple(metrics)
     taken = {"store", *(metric.label for metric in metrics)}
     for name, text in labels.items():

@@ -15,12 +15,13 @@ if TYPE_CHECKING:
 @brief("run", "step", "error", "in_a_row")
 @dataclass(frozen=True, slots=True)
 class NotSaved:
-    """A save that failed with ``on_failure="warn"``. It published no checkpoint. Every earlier one is intact.
+    """A save that failed with ``on_failure="warn"``.
 
-    This value is false, and a `CheckpointInfo` is true: ``if info := store.save(state, on_failure="warn"): …``.
+    The save published no checkpoint, and every earlier checkpoint is intact. This value is false, and a
+    `CheckpointInfo` is true: ``if info := store.save(state, on_failure="warn"): …``.
 
     Attributes:
-        run, step: Run and step of the failed save. A step of None means that the store would have chosen it.
+        run, step: Run and step of the failed save. A step of None means that the store would have chosen the step.
         error: The error of the save.
         in_a_row: Number of saves that failed since the last success, including this one.
     """

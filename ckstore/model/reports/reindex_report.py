@@ -14,10 +14,10 @@ from ckstore.model.words import counted, headed, in_lines, printable
 @brief()
 @dataclass(frozen=True, slots=True)
 class Incomplete:
-    """A directory with the name but not the content of a checkpoint. It is not changed.
+    """A directory with the name but not the content of a checkpoint, which a reindex leaves unchanged.
 
     Attributes:
-        run, step: Run and step from its name.
+        run, step: Run and step from the name of the directory.
         problem: One sentence on the missing or wrong part.
     """
 
@@ -37,13 +37,13 @@ class Incomplete:
 @brief()
 @dataclass(frozen=True, slots=True)
 class RelinkReport:
-    """The result of linking files with the same blob to one file.
+    """The result of linking all names of a blob to the same file, for each blob with several files.
 
     Attributes:
-        checked_bytes: Bytes of blobs that were read and compared with their digests.
-        relinked_count: Number of names in checkpoints that had a file of their own and now lead to the shared file.
-        spare_bytes: Total size of the files that lost their last name in this way. A gc frees them.
-        damaged: Digests of blobs of which no file has the right bytes. They are not changed.
+        checked_bytes: Number of bytes of blobs that were read and compared with their digests.
+        relinked_count: Number of names in checkpoints that had their own file and are now links to the shared file.
+        spare_bytes: Total size of the replaced files that had no other name, so that they are freed.
+        damaged: Digests of blobs without any intact file. Their files are not changed.
     """
 
     checked_bytes: int = 0
@@ -62,7 +62,7 @@ class ReindexReport:
 
     Attributes:
         checkpoint_count: Number of complete checkpoints.
-        blob_count, blob_bytes: Number and size of the blobs of these checkpoints. Each blob counts once.
+        blob_count, blob_bytes: Number and size of the blobs of these checkpoints, counting each blob once.
         orphan_count, orphan_bytes: Number and size of the blobs in ``blobs/`` that no checkpoint names. The next gc
             frees them.
         restored_count: Number of blobs whose lost name in ``blobs/`` was restored.

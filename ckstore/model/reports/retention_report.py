@@ -13,12 +13,12 @@ from ckstore.model.words import counted, in_lines, printable
 @brief()
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A checkpoint that the plan drops but that was kept, and the reason.
+    """A checkpoint that was kept although the plan drops it, and the reason.
 
     Attributes:
         info: The checkpoint.
         reason: Why it was kept.
-        error: The error of the operating system, if that is the reason.
+        error: The error of the operating system, if it is the reason.
     """
 
     info: CheckpointInfo
@@ -36,9 +36,10 @@ class RetentionReport:
 
     Attributes:
         plan: The plan.
-        dropped: Checkpoints that were deleted, or would be in a dry run. A gc frees the blobs that only they used.
-        skipped: Checkpoints in the plan that were not deleted, because the store had changed since the plan was made,
-            or because the operating system refused the deletion.
+        dropped: Checkpoints that were dropped, or would be dropped in a dry run. A gc frees the blobs that only these
+            checkpoints used.
+        skipped: Checkpoints that the plan drops but that were kept, because the store had changed since the plan was
+            made, or because the operating system returned an error.
         dry_run: Whether this was a dry run that changed nothing.
     """
 

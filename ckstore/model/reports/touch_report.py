@@ -15,10 +15,10 @@ class TouchReport:
     """The files whose times `Store.touch` renewed, and the files whose times it could not renew.
 
     Attributes:
-        checkpoint_count: Number of checkpoints whose files were renewed.
-        blob_count: Number of their blobs, each once.
+        checkpoint_count: Number of checkpoints whose files got new times.
+        blob_count: Number of blobs of these checkpoints, counting each blob once.
         blob_bytes: Total size of these blobs.
-        refused: Groups of files that keep their times, each with the reason.
+        refused: Groups of files whose times could not be renewed, each with the reason.
     """
 
     checkpoint_count: int

@@ -1,4 +1,4 @@
-"""Disk usage of checkpoints, and the space that dropping one would free. Sizes are bytes of blobs."""
+"""Disk usage of checkpoints, in bytes of blobs, and the space that dropping a checkpoint would free."""
 
 from __future__ import annotations
 
@@ -24,17 +24,18 @@ class CheckpointUsage:
 
     Attributes:
         run, step: Run and step of the checkpoint.
-        logical_bytes: Size of a copy of it without any sharing.
+        logical_bytes: Size of a copy of the checkpoint without any sharing.
         alone_bytes: Blobs that only this checkpoint has. If it is dropped, gc frees them, unless a process has them
             open.
-        shared_bytes: Its share of the blobs that it has in common with other checkpoints, a save in flight, or names
-            outside the store. If three checkpoints have a blob, each counts a third of it, so the shares add up.
-        dead_bytes: Upper bound of the dead bytes in its packs. In each pack, these are the bytes beyond the largest
-            number that a single checkpoint uses.
-        packed_bytes: Growth of the dead bytes when it is dropped. These are the bytes that only it uses, in packs that
-            other checkpoints also use.
-        id: Its id.
-        superseded: Whether its step has a newer checkpoint. If so, ``RUN@STEP`` names the newer one.
+        shared_bytes: Its share of the blobs that it has in common with other checkpoints, a save in progress, or names
+            outside the store. If three checkpoints have a blob, a third of the blob counts for each of them, so the
+            shares add up.
+        dead_bytes: Upper bound of the bytes in its packs that no checkpoint uses (the dead bytes). The bound for a pack
+            is its size minus the largest number of bytes that a single checkpoint uses.
+        packed_bytes: Number of bytes that become dead when the checkpoint is dropped. These are the bytes that only
+            this checkpoint uses, in packs that other checkpoints also use.
+        id: Id of the checkpoint.
+        superseded: Whether its step has a newer checkpoint. If so, ``RUN@STEP`` names the newer checkpoint.
     """
 
     run: str
@@ -68,13 +69,13 @@ class RunUsage:
     """Disk usage of the checkpoints of one run.
 
     Attributes:
-        run: Its name.
-        checkpoint_count: Number of its complete checkpoints.
-        logical_bytes: Total size of copies of them without any sharing.
+        run: Name of the run.
+        checkpoint_count: Number of complete checkpoints of the run.
+        logical_bytes: Total size of copies of these checkpoints without any sharing.
         alone_bytes: Blobs that only this run has. If the whole run is dropped, gc frees them.
-        shared_bytes: Its share of the blobs that other runs also have, summed over its checkpoints.
+        shared_bytes: The run's share of the blobs that other runs also have, summed over its checkpoints.
         checkpoints: Usage of each checkpoint, in the order of their commits.
-        packed_bytes: As in `CheckpointUsage`, if the whole run is dropped.
+        packed_bytes: Number of bytes that become dead (see `CheckpointUsage`) when the whole run is dropped.
     """
 
     run: str
@@ -94,18 +95,20 @@ class RunUsage:
 @brief()
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Disk usage of the checkpoints of a store. Each column of runs and of checkpoints adds up.
+    """Disk usage of the checkpoints of a store.
+
+    The sizes of all runs add up to the sizes of the store, and so do the sizes of all checkpoints.
 
     Attributes:
-        runs: Usage of each run, the run with the most `alone_bytes` first.
+        runs: Usage of each run, beginning with the run that has the most `alone_bytes`.
         checkpoints: Usage of each complete checkpoint, in the order of their commits.
         logical_bytes: Sum over all checkpoints, which is their size without a store.
-        disk_bytes: Blobs on disk, each file once. This is the sum of the next four fields.
+        disk_bytes: Blobs on disk, counting each file once. This is the sum of the next four fields.
         alone_bytes: Blobs that a single checkpoint has.
-        shared_bytes: Blobs that several checkpoints have, each once.
+        shared_bytes: Blobs that several checkpoints have, counting each blob once.
         unused_bytes: Blobs that no checkpoint has, which gc frees.
         waiting_bytes: Blobs that only dropped checkpoints (`Store.undoable`) have. They are freed later.
-        dead_bytes: The dead bytes of all packs, as defined in `CheckpointUsage`. Each pack counts once.
+        dead_bytes: The dead bytes of all packs, as defined in `CheckpointUsage`, counting each pack once.
         saved_bytes: Bytes that compaction saved on blobs that are now only stored in encoded form.
         encoded_bytes: The part of `disk_bytes` in encoded forms of blobs.
         cached_bytes: Downloaded bytes of remote checkpoints in the cache. They are not part of `disk_bytes`.
@@ -180,12 +183,12 @@ def parts_of(nbytes: int, count: int) -> Iterator[int]:
 class BlobUse:
     """How much of a blob one checkpoint uses."""
 
-    used_bytes: int  # bytes in pieces of the checkpoint, with the alignment of pieces in packs
-    is_pack: bool  # whether the blob contains pieces with other digests than its own
+    used_bytes: int  # bytes in pieces of the checkpoint, including the padding that aligns pieces in packs
+    is_pack: bool  # whether the blob contains pieces whose digests differ from the digest of the blob
 
 
 def blob_uses(manifest: Manifest) -> dict[str, BlobUse]:
-    """Return how much of each of its files a checkpoint uses, by digest. The catalog stores the same numbers."""
+    """Return how much of each of its files a checkpoint uses, by digest; the catalog stores the same numbers."""
     pieces: list[dict[str, int]] = [{} for _ in manifest.blobs]
     for storage in manifest.storages:
         for extent in storage.extents:
@@ -209,8 +212,8 @@ class Use:
     Attributes:
         run, step: Run and step of the checkpoint.
         names: The tensors and other values with all or some of their bytes in the blob or piece.
-        how: ``plain`` if the checkpoint has the bytes in plain form. ``encoded`` if it has them in encoded form, or if
-            the bytes are an encoded form themselves. ``base`` if it needs them only to decode other blobs.
+        how: ``plain`` if the checkpoint has the bytes in plain form. ``encoded`` if it has the bytes in encoded form,
+            or if the bytes themselves are an encoded form. ``base`` if it needs the bytes only to decode other blobs.
         nbytes, kept_bytes: Plain size of the blobs with these values, and size of the files that contain these blobs.
         remotes: The remotes that have the bytes, if the checkpoint does not have them locally.
         id, superseded: As in `CheckpointUsage`.
@@ -243,6 +246,6 @@ class Use:
 
     @property
     def words(self) -> str:
-        """Text on how the bytes are stored; empty if they are plain."""
+        """Text on how the bytes are stored, which is empty if they are plain."""
         sizes = f"{size_text(self.kept_bytes)} kept of {size_text(self.nbytes)}"
         return {"plain": "", "encoded": f"encoded, {sizes}", "base": f"decoded with it, {sizes}"}[self.how]

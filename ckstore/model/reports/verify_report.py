@@ -40,11 +40,12 @@ class Damage:
     Attributes:
         run, step: Run and step of the checkpoint.
         names: The tensors and other values whose bytes are damaged or missing. Empty if no value of the checkpoint is
-            affected (it does not use the damaged bytes of a shared blob), or if the affected values are unknown.
+            affected (because the checkpoint does not use the damaged bytes of a shared blob), or if the affected values
+            are unknown.
         blob: Digest of the blob. Empty if the manifest or the directory itself is damaged.
         what: One sentence with the problem and the expected state.
         affects: False if all values of the checkpoint are intact, because the damage is in bytes of a shared blob
-            that it does not use. Such a checkpoint is not marked as damaged.
+            that the checkpoint does not use. Such a checkpoint is not marked as damaged.
         files: The committed files whose bytes are damaged or missing.
         directory: The name of its directory in ``checkpoints/RUN/``.
     """
@@ -83,21 +84,22 @@ class StoreFinding:
     Attributes:
         kind: The kind of the finding. The kinds are:
 
-            - ``touched``: A program wrote into a blob, or copied it without its time.
-            - ``links``: The store has more names of an inode than its link count allows.
+            - ``touched``: A program wrote into a blob, or copied a blob without its modification time.
+            - ``links``: The store has more names of an inode than the link count of the inode allows.
             - ``outside``: An inode has names outside the store.
-            - ``name``: A canonical name is missing or leads to other bytes.
+            - ``name``: A canonical name is missing, or is the name of other bytes.
             - ``unused``: There are blobs that no checkpoint uses.
-            - ``deep``: A directory is nested deeper than any directory of a store, and was skipped.
+            - ``deep``: A directory was skipped because it is nested deeper than any directory of a store.
             - ``order``: The sequence number of a checkpoint is ignored.
             - ``catalog``: The catalog disagrees with the directories.
             - ``settings``, ``tag``, ``pin``, ``notes``: A file of this kind is damaged.
-            - ``locked``: A checkpoint was not verified or not repaired because another process held its lock for long.
+            - ``locked``: A checkpoint was not verified or not repaired because another process held its lock for too
+              long.
             - ``closed``: A run or a checkpoint was not verified or not repaired because its owner gave this
               user no access.
         what: One sentence that describes the finding.
         subject: Digest of the blob, or the path in the store.
-        harmful: Whether it is a problem that may cost data, or that only a full read can detect.
+        harmful: Whether the problem may cause a loss of data, or may be damage that only a full read can detect.
         mended: Whether the problem was repaired.
     """
 
@@ -123,7 +125,7 @@ class Repair:
 
     Attributes:
         digest: Digest of the blob, or the id of the checkpoint for a manifest.
-        nbytes: Its size.
+        nbytes: Size of the blob or the manifest.
         source: The source of the intact bytes.
         checkpoint_count: Number of checkpoints that received the new copy.
     """
@@ -153,15 +155,15 @@ class Unrepaired:
 @brief()
 @dataclass(frozen=True, slots=True)
 class Away:
-    """An evicted checkpoint. Only remotes have its bytes, and `verify` did not read them.
+    """An evicted checkpoint, whose bytes are only on remotes, so that `verify` did not read them.
 
     Attributes:
         run, step: Run and step of the checkpoint.
         remotes: Names of the remotes that should have its bytes.
         directory: The name of its directory in ``checkpoints/RUN/``.
-        as_of: When the content of a remote was last listed, in the format of `CheckpointInfo.created`. Empty if none
-            was listed.
-        missing: The missing data of each remote. Empty if one of the remotes has listed all data.
+        as_of: When the content of a remote was last listed, in the format of `CheckpointInfo.created`. Empty if no
+            remote was listed.
+        missing: The data that each remote lacks. Empty if the listing of one of the remotes has all data.
         unasked: Why a remote was not queried. Empty if it was queried.
     """
 
@@ -193,26 +195,26 @@ class VerifyReport:
 
     Attributes:
         checkpoint_count: Number of checkpoints that were examined, intact or not.
-        checked_bytes: Bytes of blobs that were read and compared with their digests. A blob that several checkpoints
-            share counts once.
-        decoded_bytes: Bytes of compacted blobs that were decoded and compared. Each blob counts once.
+        checked_bytes: Number of bytes of blobs that were read and compared with their digests. A blob that several
+            checkpoints share counts once.
+        decoded_bytes: Number of bytes of compacted blobs that were decoded and compared, counting each blob once.
         damage: All damage, grouped by checkpoint, in the order in which the checkpoints were published. Checkpoints
-            whose order is unknown come last. After a repair, only the remaining damage.
+            whose order is unknown are last. After a repair, this has only the remaining damage.
         sample: The fraction of the blobs that was chosen to be read, from 0 to 1.
         mode: ``full``, ``sampled`` (also with a budget) or ``quick``.
-        whole: The checkpoints, as ``RUN@STEP``, without damage in the data that they use. Those in `elsewhere` are not
-            among them, since their data was not read.
+        whole: The checkpoints, as ``RUN@STEP``, without damage in the data that they use. Checkpoints in `elsewhere`
+            are excluded, since their data was not read.
         findings: Findings about the store itself.
-        blob_count, read_count: Number of blobs (inodes) that were examined, and number that were read.
+        blob_count, read_count: Number of blobs (inodes) that were examined, and number of blobs that were read.
         unread_count: Number of blobs that no recorded verification has read yet.
-        oldest_check: The oldest time at which a blob was last read. Empty if a blob was never read.
+        oldest_check: The earliest of the times at which the blobs were last read. Empty if a blob was never read.
         in_time: False if the budget ended before all chosen blobs were read.
-        remembered: Whether the times of reading were recorded for the next verification.
+        remembered: Whether the times of these readings were recorded for the next verification.
         repaired, unrepaired: Repairs that succeeded, and repairs that failed.
         quarantined: Paths of the damaged blobs that were quarantined.
         healable: Damaged blobs of which the store has an intact copy, so that a repair can heal them. Empty after a
             repair, a quick verification, or a verification with a budget, because these do not search for copies.
-        elsewhere: The checkpoints with some bytes that only a remote has. A load compares these bytes after it fetched
+        elsewhere: The checkpoints with some bytes that only a remote has. A load verifies these bytes when it downloads
             them.
     """
 
@@ -263,7 +265,7 @@ def details(report: VerifyReport) -> Iterator[tuple[str, str]]:
 
 
 def summary(report: VerifyReport) -> Iterator[str]:
-    """Yield lines on the amount of data that was read, on the intact checkpoints, and on what to do."""
+    """Yield lines on the amount of data that was read, the intact checkpoints, and possible repairs."""
     away = {one.name for one in report.elsewhere}
     local_count = report.checkpoint_count - len(report.elsewhere)
     checkpoints = counted(local_count, "checkpoint")
@@ -306,5 +308,5 @@ def _remote_only(elsewhere: Sequence[Away]) -> Iterator[str]:
 
 
 def minute(created: str) -> str:
-    """Return a time in the format of `CheckpointInfo.created`, to the minute."""
+    """Return a text with the minute of a time in the format of `CheckpointInfo.created`."""
     return f"{created[:16].replace('T', ' ')} UTC"

@@ -17,15 +17,16 @@ class WeightVersion:
     """One version that `ckstore.Store.publish` wrote.
 
     Attributes:
-        version: Its number, from 1.
-        run, step, id: Run, step and id of the checkpoint whose weights it has.
-        is_full: Whether it has all weights. Otherwise it has the differences from the previous version.
-        reason: Why it has all weights, or empty.
-        dtype: The dtype of its floating-point weights, as given to `ckstore.Store.publish`. None if they have that of
-            the checkpoint.
+        version: Number of the version, from 1.
+        run, step, id: Run, step and id of the checkpoint that has the weights.
+        is_full: Whether the version contains all weights. Otherwise it contains the differences from the previous
+            version.
+        reason: Why the version contains all weights, or empty.
+        dtype: The dtype of its floating-point weights, as given to `ckstore.Store.publish`. None if they keep the dtype
+            of the checkpoint.
         out_of_range: Number of values in its weights that this dtype cannot represent.
-        nbytes: Size of its files.
-        path: Its directory.
+        nbytes: Total size of its files.
+        path: Directory of the version.
     """
 
     version: int

@@ -1,15 +1,16 @@
 """The messages between trainer and saver, as values and as JSON. docs/explanation/async.md describes a session.
 
-The trainer sends `Open` once, then an `Order` for each save, with the descriptor of its snapshot, and `Close` or
-nothing at the end. The saver answers with `Started`. For each order it sends `Taken`, `Status` during the save,
-`Publishing` before each rename that could publish it, `Committed` right after this rename, and `Done` or `Failed` at
-the end.
+The trainer sends `Open` once, then an `Order` for each save, with the file descriptor of the snapshot. At the end, it
+sends `Close` or nothing. The saver answers `Open` with `Started`. For each order, it sends `Taken`, `Status` during the
+save, `Publishing` before each rename that could publish the checkpoint, `Committed` right after this rename, and `Done`
+or `Failed` at the end.
 
-`Publishing` is a question. The saver waits for an `Answer`, or for the end of the trainer, which means yes. As soon as
-a save is abandoned, the trainer sends a negative `Answer` without a question, possibly even before the order of the
-save or after its end. So an abandoned save is not published, whether or not the trainer is alive when the saver asks.
+`Publishing` is a question. The saver waits until it receives an `Answer`, or until the trainer ends, which means yes.
+As soon as a save is abandoned, the trainer sends a negative `Answer`, even if the saver has not asked. It may send this
+answer before the order of the save, or after the save has ended. An abandoned save is therefore not published, even if
+the trainer has ended when the saver asks.
 
-Both sides are the same version of ckstore on one machine, so messages are not checked against an adversary.
+Both sides run the same version of ckstore on one machine, so messages are not checked for attacks.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ SaverState = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """Open the store at `path` if it has this id, and pass it to the `attach` function of each module in `attached`."""
+    """Open the store at `path` if its id is `uuid`, and pass it to `attach` of each module in `attached`."""
 
     path: str
     uuid: str
@@ -56,7 +57,7 @@ class Open:
 
 
 class SnapshotSpan(NamedTuple):
-    """The location of the bytes of one storage in the snapshot. An offset of -1 marks a `ReusedStorage`."""
+    """The location of the bytes of one storage in the snapshot; the offset -1 marks a storage in `ReusedStorage`."""
 
     name: str
     offset: int
@@ -73,11 +74,12 @@ class Sample(NamedTuple):
 
 
 class ReusedStorage(NamedTuple):
-    """The data that an order reuses from an earlier checkpoint of its run, because it has not changed since."""
+    """The data that an order reuses from an earlier checkpoint of its run, because the data has not changed since."""
 
     step: int
     id: str
-    # Index of a storage in the state -> its index in that checkpoint, and the step of its last complete copy.
+    # Index of a storage in the state -> the index of the storage in that checkpoint, and the step of its last complete
+    # copy.
     storages: dict[int, tuple[int, int]]
     samples: tuple[Sample, ...]  # bytes to compare
     # The `storages` that the caller did not report as unchanged, but whose fingerprints on the device are equal.
@@ -86,12 +88,12 @@ class ReusedStorage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Save the data in a snapshot; the message carries its descriptor."""
+    """Save the data in a snapshot, whose file descriptor is sent with the message."""
 
     number: int  # grows with each order of a trainer
     run: str
     step: int | None
-    about: Description  # its parent is None or an id
+    about: Description  # the parent in it is None or an id
     tags: tuple[str, ...]
     if_exists: str
     parent: str = ""  # a ref of the parent, which the saver resolves; empty if not given
@@ -100,7 +102,7 @@ class Order:
     last_parents: dict[str, Parent] = field(default_factory=dict)
     captured: Captured = field(default_factory=lambda: Captured(None, (), ()))  # the state; it has no sources
     places: tuple[SnapshotSpan, ...] = ()  # the locations of the bytes of the storages
-    # The step at which an earlier saver may have published this order before it ended, or None.
+    # The step at which an earlier saver may have published this order before that saver ended, or None.
     tried_step: int | None = None
     kept: ReusedStorage | None = None  # the data that is not in the snapshot; None if all data is in it
     patience: AskedPatience = AS_SET
@@ -135,7 +137,7 @@ class Status:
 
 @dataclass(frozen=True, slots=True)
 class Publishing:
-    """Ask whether the next rename may publish the order, at this step."""
+    """Ask whether the next rename may publish the checkpoint of an order at this step."""
 
     number: int
     step: int
@@ -167,7 +169,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Report that the save failed, or with `number` 0 that the store could not be opened."""
+    """Report that the save failed, or, if `number` is 0, that the store could not be opened."""
 
     number: int
     error: CkstoreError
@@ -228,7 +230,7 @@ def _order_json(order: Order) -> dict[str, Any]:
     members["captured"] = [captured.state, captured.leaves, captured.name_chars, captured.own_blobs]
     members["places"] = order.places
     kept = order.kept
-    # Storages are sent as pairs, because the keys of a JSON object are texts.
+    # Storages are sent as pairs, because the keys of a JSON object are strings.
     members["kept"] = kept and [kept.step, kept.id, [*kept.storages.items()], kept.samples, kept.unnamed]
     return members
 

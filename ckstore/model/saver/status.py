@@ -19,15 +19,15 @@ class SaverStatus:
     """A saver process.
 
     Attributes:
-        pid: Its process id.
-        trainer: The id of the process that started it. This process may have ended.
+        pid: Process id of the saver.
+        trainer: Id of the process that started the saver, which may have ended.
         store: Directory of its store.
-        state: One of starting, idle, staging, hashing, writing, syncing, committing, just committed and closing. A
-            mirroring process is mirroring, waiting (until its next attempt) or idle. A compacting process is
-            compacting.
+        state: One of starting, idle, staging, hashing, writing, syncing, committing, just committed and closing. The
+            state of a process for a mirror is mirroring, waiting (until its next attempt) or idle. The state of a
+            process for compaction is compacting.
         run, step: Run and step of the current or last save. A step of None means the next step.
-        done_bytes, total_bytes: Bytes of that save that are done, and all its bytes.
-        since: When it last reported its status, in seconds since 1970.
+        done_bytes, total_bytes: Number of bytes of this save that are done, and total number of bytes of this save.
+        since: When the saver last reported its status, in seconds since 1970.
     """
 
     pid: int
@@ -42,12 +42,12 @@ class SaverStatus:
 
     @property
     def save(self) -> str:
-        """The current or last save, ``RUN@STEP`` or ``RUN@next``. Empty without a save."""
+        """The current or last save, ``RUN@STEP`` or ``RUN@next``, or an empty string without a save."""
         return printable(f"{self.run}@{'next' if self.step is None else self.step}") if self.run else ""
 
     @property
     def done(self) -> str:
-        """Progress of that save, such as ``1.0 GiB of 4.0 GiB``. Empty without a save."""
+        """Progress of this save, such as ``1.0 GiB of 4.0 GiB``, or an empty string without a save."""
         return f"{size_text(self.done_bytes)} of {size_text(self.total_bytes)}" if self.run else ""
 
     def __str__(self) -> str:
