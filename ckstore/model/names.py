@@ -1,8 +1,9 @@
-r"""Names of runs, tags, leaves and committed files. They are checked before storing, and again before use as paths.
+r"""Names of runs, tags, leaves and committed files.
 
-The name of a leaf is its path in the state, escaped so that no two paths have the same name. ``{"a": {"b": t}}`` has
-``a.b`` and ``{"a.b": t}`` has ``a\.b``. The name of a file is its relative path. Names in a Linux filesystem are bytes.
-Bytes that are not UTF-8 are stored as lone surrogates, as in `os.fsdecode`.
+Names are checked before they are stored, and again before they are used as paths. The name of a leaf is its path in the
+state, escaped so that no two paths have the same name. ``{"a": {"b": t}}`` has the leaf ``a.b``, and ``{"a.b": t}`` has
+the leaf ``a\.b``. The name of a file is its relative path. Names in a Linux filesystem are bytes. Bytes that are not
+UTF-8 are stored as lone surrogates, as in `os.fsdecode`.
 Sources: docs/format/v1.md, "Names", "Files" and, for the sequence numbers at the end, "Order of commits".
 """
 
@@ -40,7 +41,7 @@ class DirectoryName(NamedTuple):
 
     step: int
     digits: str  # the first hexadecimal digits of the id; empty in a store of a draft format
-    generation: int  # starts at 0; a compacted form, or one that replaces a damaged form, has the next number
+    generation: int  # starts at 0; a compacted form or a repaired copy has the next number
 
     def __str__(self) -> str:
         digits = f".{self.digits}" if self.digits else ""
@@ -93,7 +94,7 @@ class CheckpointKey(NamedTuple):
 
     @property
     def generation(self) -> int:
-        """The generation in the name of the directory, or -1 for a draft format, which sorts before all others."""
+        """The generation in the name of the directory; a draft format has -1, so that it sorts before all others."""
         if self.is_draft:
             return -1
         return int(self.directory.rpartition(".")[2]) if self.directory.count(".") == 2 else 0
@@ -108,13 +109,13 @@ def parse_directory(name: str) -> DirectoryName | None:
 
 
 def key_of(run: str, directory: str) -> CheckpointKey | None:
-    """Return the key of a directory of a run, or None if its name is not that of a checkpoint."""
+    """Return the key of a directory of a run, or None if the directory does not have the name of a checkpoint."""
     found = parse_directory(directory)
     return None if found is None else CheckpointKey(run, found.step, directory)
 
 
 def keys_in(run: str, names: Mapping[str, int]) -> dict[CheckpointKey, int]:
-    """Return the key of each name in a run that is the name of a checkpoint, with the number of the name."""
+    """Return the keys of the directories in a run that have names of checkpoints, with the number of each name."""
     return {key: number for name, number in names.items() if (key := key_of(run, name)) is not None}
 
 
@@ -124,21 +125,25 @@ def directory_of(step: int, id: str, *, digit_count: int = SHORT_DIGITS, generat
 
 
 def join_key(path: str, key: str) -> str:
-    """Return the name of the value at string `key` of the dict named `path`."""
-    # Four calls that mostly find nothing take at most a third of the time of str.translate.
+    """Return the name of the value at the string key `key` of the dict named `path`."""
+    # Most keys have nothing to replace. For such a key, the four calls take at most a third of the time of
+    # str.translate.
     escaped = key.replace("\\", "\\\\").replace(".", "\\.").replace("[", "\\[").replace("]", "\\]") or "\\0"
     return f"{path}.{escaped}" if path else escaped
 
 
 def plain(name: str) -> str:
-    r"""Return a name without escapes, such as ``model.0.weight`` for ``model.0\.weight``. Names may become equal."""
+    r"""Return a name without escapes, such as ``model.0.weight`` for ``model.0\.weight``.
+
+    Two different names may become equal.
+    """
     if "\\" not in name:
         return name
     return _ESCAPE.sub(r"\1", name) if "\\\\" in name or name[-1] == "\\" else name.replace("\\", "")
 
 
 def spellings(names: Iterable[str]) -> dict[str, str]:
-    r"""Return the spelling of each name for users, without backslashes unless two names would then be equal.
+    r"""Return the spelling of each name for users, without backslashes unless two spellings would be equal.
 
     ``a\.b`` is spelled ``a.b``, unless another name is ``a.b``. No two names have the same spelling.
     """
@@ -175,7 +180,7 @@ CAPTURED = "training"
 
 
 def check_run(run: object) -> str:
-    """Return `run` if it is valid; raise otherwise."""
+    """Return `run` if it is valid, otherwise raise an error."""
     if not isinstance(run, str) or not is_run(run):
         msg = f"a run name has 1 to 100 of the characters A-Z a-z 0-9 . _ -, got {run!r}"
         raise BadInput(msg, hint="name one run: only the rules of config take globs" if "*" in str(run) else "")
@@ -196,14 +201,14 @@ def is_run(name: str) -> bool:
 
 
 def step_of(name: str) -> int | None:
-    """Return the step whose directory has this name, or None if it is no name of a step."""
+    """Return the step whose directory has this name, or None if the name is not a step."""
     return int(name) if STEP_PATTERN.match(name) and int(name) <= MAX_STEP else None
 
 
 def check_step(step: object) -> int:
-    """Return `step` as an int if it is valid; raise otherwise."""
+    """Return `step` as an int if it is valid, otherwise raise an error."""
     try:
-        number = operator.index(step)  # type: ignore[arg-type]  # NumPy's integers too
+        number = operator.index(step)  # type: ignore[arg-type]  # also accepts NumPy's integers
     except TypeError:
         number = -1
     # Without this check, True would be step 1.
@@ -213,11 +218,11 @@ def check_step(step: object) -> int:
 
 
 def check_tag(tag: object) -> str:
-    """Return `tag` if it is valid; raise otherwise."""
+    """Return `tag` if it is valid, otherwise raise an error."""
     if not isinstance(tag, str) or RUN_PATTERN.match(tag) is None or tag.startswith("."):
         msg = f"a tag has 1 to 100 of the characters A-Z a-z 0-9 . _ - and does not start with a dot, got {tag!r}"
         raise BadInput(msg)
-    # A ref must be unambiguous. A tag 500 would hide the step 500, and a tag abcdef an id.
+    # A ref must be unambiguous. A tag 500 would hide the step 500, and a tag abcdef would hide an id.
     looks_like = "a step" if tag.isdigit() else "a ref that is computed" if tag in COMPUTED else "an id"
     if tag.isdigit() or tag in COMPUTED or _ID_PATTERN.match(tag):
         raise BadInput(f"a tag may not look like {looks_like}, got {tag!r}")
@@ -244,7 +249,7 @@ _FIRST_PRINTABLE = 0x20
 
 
 def check_path(path: object, what: str = "a path") -> str:
-    """Return `path` if it is relative, has no ``..``, and is possible on any Linux filesystem; raise otherwise."""
+    """Return `path` if it is relative, without ``..``, and possible on all Linux filesystems, or raise an error."""
     if not isinstance(path, str) or not path:
         raise BadInput(f"{what} must be a non-empty string, got {shown(path)}")
     try:
@@ -276,7 +281,7 @@ def _check_name(name: str, path: str, what: str) -> None:
 
 
 def parent_of(path: str) -> str:
-    """Return the path of the directory that contains `path`, empty at the top."""
+    """Return the path of the directory that contains `path`, which is empty for a path at the top level."""
     return path.rpartition("/")[0]
 
 
@@ -293,25 +298,25 @@ def differing_in_case(paths: Iterable[str]) -> tuple[str, str] | None:
 
 def expanded(path: str | os.PathLike[str]) -> Path:
     """Return `path` with a leading ``~`` or ``~user`` replaced by the home directory, as in a shell."""
-    # A directory whose own name starts with ``~`` can be given by its absolute path.
+    # If the name of a directory starts with ``~``, the user can give its absolute path.
     return Path(os.path.expanduser(path))  # noqa: PTH111 - the method of Path raises for an unknown user
 
 
-# A number far beyond its neighbours is damaged or forged. If it counted, the checkpoint would be the newest forever,
-# and the numbers after it would soon be used up.
+# A sequence number far beyond its neighbours is damaged or forged. If it counted, its checkpoint would always be the
+# newest, and there would soon be no greater numbers left.
 MAX_SEQUENCE = 2**53 - 1
 """The greatest sequence number that a manifest may have."""
 
-# No store has this many saves in its lifetime. A number beyond it has a flipped bit or is forged.
+# No store has this many saves in its lifetime. A greater distance is due to a flipped bit or a forged number.
 WIDEST_GAP = 2**32
 """Maximum distance of a valid sequence number from the next smaller one in the store, or from 0."""
 
 
 def greatest_in_order(sequences: Iterable[int]) -> int:
-    """Return the greatest valid sequence number, or 0. Greater numbers are ignored."""
+    """Return the greatest valid sequence number, or 0 if no number is valid."""
     last = 0
     for sequence in sorted(sequences):
-        # The numbers are sorted, so all numbers after a forged one are ignored.
+        # All remaining numbers are at least as great as this invalid number, so ignore them.
         if sequence - last > WIDEST_GAP:
             break
         last = sequence
@@ -327,7 +332,7 @@ def out_of_order(name: str, sequence: int, limit: int) -> str:
 
 
 WRAPPERS = ("_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
-"""Parts of names from torch.compile, DataParallel and DDP, FSDP, and activation checkpointing."""
+"""Parts that torch.compile, DataParallel and DDP, FSDP, and activation checkpointing add to names."""
 
 
 def unwrapped(name: str) -> str:

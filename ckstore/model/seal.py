@@ -1,11 +1,13 @@
-"""The digest that a small JSON file contains of its own content. Source: docs/format/v1.md, "Digests of small files".
+"""The digest in a small JSON file, which covers the rest of the file.
+
+Source: docs/format/v1.md, "Digests of small files".
 
 The id of a checkpoint does not cover settings, pins and annotations. Without a digest, a flipped bit in such a file
 would be read as another metric or another policy. A file without a digest is accepted, because an older ckstore or a
 user may have written it.
 
-Before a file is written, its new content is parsed in the same way as when it is read, because an unreadable file would
-lose all its entries.
+Before a file is written, its new content is parsed like the content of an existing file, because an unreadable file
+would lose all its entries.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ T = TypeVar("T")
 
 
 def to_write(document: D, parse: Callable[[bytes, str], D], *, most_bytes: int, where: str) -> bytes:
-    """Return the bytes of a small file with their digest, after checking that the file can be read back.
+    """Return the bytes of a small file, including the digest, after checking that the file can be read back.
 
     Args:
         document: The content of the file.
@@ -57,7 +59,8 @@ def to_write(document: D, parse: Callable[[bytes, str], D], *, most_bytes: int, 
     except CkstoreError as error:
         msg = f"the new content could not be read back, so {where} was not changed: {error.message}"
         raise BadInput(msg, hint=error.hint) from error
-    # The content must also be the same. A value that reads differently would be lost at the next change of the file.
+    # The content must also be the same. If a value were read back differently, the next change of the file would lose
+    # the original value.
     if found.render() != plain:
         raise BadInput(f"the new content would not be the same when read back, so {where} was not changed")
     return data
@@ -65,14 +68,14 @@ def to_write(document: D, parse: Callable[[bytes, str], D], *, most_bytes: int, 
 
 def read(data: bytes, parse: Callable[[bytes, str], T], where: str) -> T:
     """Return the content of a small file, after comparing it with the digest in the file, if there is one."""
-    # Parse first, so that a newer version is reported as such and not as damaged.
+    # Parse first, so that a newer version is not reported as damage.
     document = parse(data, where)
     check_seal(data, where)
     return document
 
 
 def seal(data: bytes) -> bytes:
-    """Return the JSON object in `data` with its own digest, which replaces an existing one."""
+    """Return the JSON object in `data` with its digest, which replaces an existing digest."""
     members = json.loads(data)
     # The digest does not cover itself.
     members.pop(MEMBER, None)
@@ -80,7 +83,7 @@ def seal(data: bytes) -> bytes:
 
 
 def check_seal(data: bytes, where: str) -> bool:
-    """Compare the content of a file with the digest in it; return whether it has one."""
+    """Compare the content of a file with the digest in the file; return whether the file has a digest."""
     members = parse_object(data, where=where)
     wanted = members.pop(MEMBER, None)
     if wanted is None:

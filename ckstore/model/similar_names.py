@@ -1,4 +1,4 @@
-"""Detection of names that may be misspellings of other names."""
+"""Detect names that may be misspellings of other names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _DIGITS = re.compile(r"[0-9]+")
 
 
 def similar_names(name: str, others: Iterable[str]) -> list[str]:
-    """Return those of `others` that are similar to `name`, the most similar first.
+    """Return the names in `others` that are similar to `name`, beginning with the most similar.
 
     Names that differ only in a number, such as ``run-1`` and ``run-2``, are assumed to be intended.
     """

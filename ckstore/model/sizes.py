@@ -1,4 +1,4 @@
-"""Sizes in the form that users write, such as ``32MiB`` and ``5GB``."""
+"""Parse and write sizes such as ``32MiB`` and ``5GB``, and define which storages share packs."""
 
 from __future__ import annotations
 
@@ -10,29 +10,28 @@ from ckstore.errors import BadInput
 SMALL_BELOW_BYTES = 2**20
 """Size below which storages always share packs."""
 MEDIUM_BELOW_BYTES = 16 * 2**20
-"""Size below which storages share packs in a state with many of them. Larger storages are cut into chunks."""
+"""Size below which storages share packs if a state has many storages of at least `SMALL_BELOW_BYTES`."""
 _MANY = 16
 _UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _FACTORS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12} | {
     name: 1024 ** (power + 1) for power, unit in enumerate(_UNITS[:4]) for name in (unit.upper(), unit[0])
 }
 _WRITTEN = ("TB", "TiB", "GB", "GiB", "MB", "MiB", "KB", "KiB", "B")
-# Longer numbers are refused here, because Python rejects numbers with thousands of digits with an error of its own.
+# The number of digits is limited, because Python rejects thousands of digits with an error that users do not expect.
 _SIZE = r"([0-9]{1,30}(?:\.[0-9]{1,30})?) ?([A-Za-z]*)"
 
 
 def medium_count(sizes: Iterable[int]) -> int:
-    """Return how many storages of these sizes are of medium size."""
+    """Return the number of these sizes that are medium: at least `SMALL_BELOW_BYTES`, below `MEDIUM_BELOW_BYTES`."""
     return sum(SMALL_BELOW_BYTES <= nbytes < MEDIUM_BELOW_BYTES for nbytes in sizes)
 
 
 def pack_below_bytes(medium: int, chunk_bytes: int) -> int:
     """Return the size below which storages share packs in a state with `medium` storages of medium size.
 
-    A storage that is larger than a chunk is cut into chunks, so that its parts are deduplicated.
-    Each file costs an fsync, two links and some 20 system calls, so in a state with hundreds of storages of a few MiB,
-    these share packs. In a state with only a few of them, each has a blob of its own, which can be freed without the
-    others (docs/adr/0037-medium-tensors.md).
+    A storage that is larger than a chunk is cut into chunks, so that its parts are deduplicated. Each file costs an
+    fsync, two links and some 20 system calls. Many storages of medium size therefore share packs. If there are only a
+    few of them, each has its own blob, which can be freed separately (docs/adr/0037-medium-tensors.md).
     """
     return max(SMALL_BELOW_BYTES, min(MEDIUM_BELOW_BYTES, chunk_bytes)) if medium >= _MANY else SMALL_BELOW_BYTES
 
@@ -73,11 +72,11 @@ def size_text(nbytes: float) -> str:
 
 
 def sizes_apart(first: int, second: int) -> tuple[str, str]:
-    """Return two different sizes as different texts, in bytes if `size_text` gives equal texts."""
+    """Return two sizes as different texts, in bytes if `size_text` returns equal texts."""
     texts = size_text(first), size_text(second)
     return texts if texts[0] != texts[1] else (f"{first} B", f"{second} B")
 
 
 def needed_and_free(needed_bytes: int, free_bytes: int) -> str:
-    """Return a needed size and the free size, such as ``3.8 MiB, 336.0 KiB are free``."""
+    """Return a text with a needed size and the free size, such as ``3.8 MiB, 336.0 KiB are free``."""
     return "{}, {} are free".format(*sizes_apart(needed_bytes, free_bytes))

@@ -1,4 +1,4 @@
-"""The time format of the store, and the durations that users write. No function reads a clock."""
+"""Convert times in the format of the store, and durations that users write, without reading a clock."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def duration_s(value: object, what: str) -> float:
 
 
 def seconds_text(seconds: float) -> str:
-    """Return a duration as text for users, with two digits below a second."""
+    """Return a duration as text for users, with two significant digits if it is below a second."""
     return f"{seconds:.1f} s" if seconds >= 1 else f"{round(seconds, 3):.2g} s"
 
 
@@ -54,7 +54,7 @@ def time_of_text(text: str) -> datetime:
 
 
 def expiry(value: object, now: datetime) -> datetime | None:
-    """Return the time of expiry from `now`, or None if there is no expiry."""
+    """Return the time of expiry, which may be given as a duration from `now`, or None if there is no expiry."""
     found = _moment(value, now, "expires", 1)
     if found is not None and isinstance(value, datetime) and value <= now:
         raise BadInput(f"expires: wanted a time after now, got {value.isoformat()}")
@@ -62,12 +62,13 @@ def expiry(value: object, now: datetime) -> datetime | None:
 
 
 def start_of(value: object, now: datetime, what: str) -> datetime | None:
-    """Return the start of a requested period, or None for a period from the beginning."""
+    """Return the start of a period, which may be given as a duration before `now`, or None if it has no start."""
     return _moment(value, now, what, -1)
 
 
 def _moment(value: object, now: datetime, what: str, sign: int) -> datetime | None:
-    # `value` is a duration after or before `now`, as for `duration_s`, or a datetime with a zone, or None.
+    # `value` is a datetime with a zone, or a duration as for `duration_s` after `now` (`sign` 1) or before it (-1), or
+    # None.
     if value is None:
         return None
     if not isinstance(value, datetime):

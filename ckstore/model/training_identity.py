@@ -1,4 +1,4 @@
-"""The training that a checkpoint belongs to, and the parent of a save. Rule: docs/format/v1.md, "Trainings"."""
+"""The training of a checkpoint, and the parent of a save. Source: docs/format/v1.md, "Trainings"."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.manifest import Manifest
 
 IfRunInUse = Literal["error", "append"]
-"""The reaction of a save that starts a training in a run with checkpoints of another training."""
+"""Whether a save may start a training in a run that has checkpoints of another training."""
 _NUMBERED = re.compile(r"(.*)-([0-9]{1,9})\Z")
 _RUN_MOST_CHARS = 100
 
@@ -19,14 +19,15 @@ _RUN_MOST_CHARS = 100
 class Parent(NamedTuple):
     """The parent of the next save of a run."""
 
-    id: str  # id of a checkpoint; empty if a training starts, or a load failed midway
+    id: str  # id of a checkpoint; empty if a training starts, or if a load failed midway
     run: str = ""  # the run of that checkpoint, or the run in which a training starts
-    training: str = ""  # id of its training; empty if unknown, or if an older ckstore saved the checkpoint
+    training: str = ""  # id of the training; empty if unknown, or if an older ckstore saved the checkpoint
     sequence: int = 0  # sequence number of a checkpoint that this process saved
     origin: Literal["loaded", "saved", "begun", "lost"] = "loaded"
     step: int | None = None  # step of a checkpoint that this process saved
-    # The number from `next_load` of the latest load, failed load or new training of the run; 0 before the first. A save
-    # does not change the number, so two equal numbers show, also in another process, that there was no load in between.
+    # The number that `next_load` returned for the latest load, failed load or new training of the run; 0 before the
+    # first of them. A save does not change the number. Two equal numbers therefore show that there was no load between
+    # two saves, even if another process compares them.
     load: int = 0
 
     @classmethod
@@ -42,7 +43,7 @@ class Parent(NamedTuple):
 
 
 LOST = Parent("", origin="lost")
-"""The parent after a load that failed when its target was partly written."""
+"""The parent after a load that failed after it had written a part of its target."""
 
 next_load = itertools.count(1).__next__
 """Return the next number for `Parent.load`."""
@@ -65,12 +66,12 @@ def draw_training() -> str:
 
 
 def begins(parent: Parent | None, run: str) -> bool:
-    """Return whether a save starts a training in a run, because its parent is no checkpoint of that run."""
+    """Return whether a save starts a training in a run, because its parent is not a checkpoint of that run."""
     return parent is None or parent.run != run or not parent.id or parent.origin == "begun"
 
 
 def next_name(wanted: str, names: set[str]) -> str:
-    """Return a name based on the wanted one that is not in `names`, such as gpt, gpt-2, gpt-3 and so on."""
+    """Return a name that is not in `names`: `wanted` itself, or else the first free one of gpt-2, gpt-3 and so on."""
     if wanted not in names:
         return wanted
     numbered = _NUMBERED.match(wanted)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from ckstore.model.sizes import size_text
 
 LINES_SHOWN = 30
-"""The maximum number of lines that the text of a report shows of a list."""
+"""The maximum number of lines of a list in the text of a report."""
 _ITEMS_SHOWN = 8
 PUSH_AGAIN = "push that checkpoint again from a store that has all of it"
 
@@ -16,7 +16,7 @@ PUSH_AGAIN = "push that checkpoint again from a store that has all of it"
 def printable(text: str, *, keep_lines: bool = False) -> str:
     """Return `text` with control characters and lone surrogates as escapes.
 
-    Names and messages may come from another user. They must not move the cursor in the reader's terminal.
+    Another user may have written names and messages. They must not move the cursor in the reader's terminal.
     """
     if text.isprintable():
         return text
@@ -27,12 +27,12 @@ def printable(text: str, *, keep_lines: bool = False) -> str:
 
 
 def named(name: str) -> str:
-    """Return the text of a name in a state. The name of the state itself is empty."""
+    """Return the text for a name in a state, including the empty name of the state itself."""
     return printable(name) or "(the state itself)"
 
 
 def mending_there(what: str = "that object") -> str:
-    """Return how to repair a damaged object on a remote. A push alone would not check existing bytes."""
+    """Return how to repair a damaged object on a remote, since a push does not check existing bytes."""
     return f"delete {what} from the remote, then {PUSH_AGAIN}"
 
 
@@ -42,12 +42,12 @@ def counted(count: int, what: str) -> str:
 
 
 def beyond_text(count: int) -> str:
-    """Return how many values a conversion to another dtype changed by more than rounding."""
+    """Return a text on the number of values that a conversion to another dtype changed by more than rounding."""
     return f"{counted(count, 'value')} out of its range"
 
 
 def headed(word: str, text: str) -> str:
-    """Return a line after its heading word, if there is one, such as ``damaged  main@500 …``."""
+    """Return a line with its heading word, if there is one, such as ``damaged  main@500 …``."""
     return f"{word}  {text}" if word else text
 
 
@@ -58,7 +58,7 @@ def some_of(items: Sequence[str], most: int = _ITEMS_SHOWN, separator: str = ", 
 
 
 def first_of(items: Iterable[object]) -> list[str]:
-    """Return the first items as lines, and how many more there are."""
+    """Return the first items as lines, followed by a line with the number of remaining items."""
     lines = [str(one) for one in items]
     more = len(lines) - LINES_SHOWN
     return [*lines[:LINES_SHOWN], f"and {more} more"] if more > 0 else lines
@@ -82,16 +82,16 @@ def metrics_text(metrics: Mapping[str, int | float]) -> str:
 
 
 def share_text(part: int, whole: int) -> str:
-    """Return a share such as ``96.9 %``, with 100.0 % only for the whole."""
+    """Return a share such as ``96.9 %``; only the whole has the share ``100.0 %``."""
     if part >= whole:
         return "100.0 %"
     return f"{math.floor(part * 1000 / whole) / 10:.1f} %"
 
 
 def new_text(whole_bytes: int, new_bytes: int) -> str:
-    """Return a size and its new part, such as ``2.9 MiB, 2.0 MiB new (66.9 %)``.
+    """Return a text with a size and its new part, such as ``2.9 MiB, 2.0 MiB new (66.9 %)``.
 
-    A save may write slightly more than the size, because small tensors are aligned in the blob that they share.
+    The new part may be slightly larger than the size, because small tensors are aligned in the pack that they share.
     """
     if new_bytes >= whole_bytes > 0:
         return f"{size_text(whole_bytes)}, all of it new"
@@ -100,5 +100,5 @@ def new_text(whole_bytes: int, new_bytes: int) -> str:
 
 
 def time_text(time: str) -> str:
-    """Return a time of a manifest to the second, such as ``2026-11-25 09:30:00 UTC``."""
+    """Return the text for a time of a manifest, without fractions of a second: ``2026-11-25 09:30:00 UTC``."""
     return f"{printable(time[:19].replace('T', ' '))} UTC"
