@@ -51,7 +51,7 @@ class Best:
 
 
 def best_of(text: str, before: str = "") -> Best:
-    """Parse a rule ``METRIC[:min|max[:N]]``. If the name of the metric has a colon, the mode is required.
+    """Parse a rule ``METRIC[:min|max[:N]]``; the mode is required if the name of the metric has a colon.
 
     Args:
         text: The rule.

@@ -1,4 +1,4 @@
-"""Give results a short `repr` that fits on one screen of a Python prompt; their `str` is a text for users."""
+"""Define a `repr` of results that fits on one screen of a Python prompt; their `str` is a text for users."""
 
 from __future__ import annotations
 

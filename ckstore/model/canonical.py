@@ -49,7 +49,7 @@ def object_of(members: Mapping[str, str]) -> bytes:
 
 
 def encode_metric(value: float) -> int | float | str:
-    """Return a metric for JSON. Numbers that JSON lacks become ``"nan"``, ``"inf"`` or ``"-inf"``."""
+    """Return a metric for JSON; numbers that JSON lacks become ``"nan"``, ``"inf"`` or ``"-inf"``."""
     return value if math.isfinite(value) else str(value)
 
 

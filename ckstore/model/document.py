@@ -90,7 +90,7 @@ def int_of_decimal(text: str) -> int:
 
 
 def check_requires(requires: object, known: Collection[str], where: str) -> None:
-    """Raise if a document requires a feature that this ckstore does not support."""
+    """Raise an error if a document requires a feature that this ckstore does not support."""
     if not isinstance(requires, list) or not all(isinstance(name, str) for name in requires):
         refuse(where, "requires", "an array of strings", requires)
     unknown = [name for name in requires if name not in known]

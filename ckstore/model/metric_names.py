@@ -37,7 +37,7 @@ _MINUS_SIGN = re.compile(r"(?:\A|[\s/(])1?\s*-")
 
 
 def mode_by_name(metric: str) -> Mode | None:
-    """Return ``min`` for the plain name of a loss, ``max`` for that of a score, and None for any other name."""
+    """Return ``min`` for a clear name of a loss, ``max`` for a clear name of a score, and None for any other name."""
     words = set(_words_in(metric))
     is_loss, is_score = not words.isdisjoint(LOSS_WORDS), not words.isdisjoint(SCORE_WORDS)
     # Do not guess for an ambiguous name, because retention drops the checkpoints that are not the best.
@@ -47,7 +47,7 @@ def mode_by_name(metric: str) -> Mode | None:
 
 
 def _words_in(metric: str) -> Iterator[str]:
-    """Return the known words of a name, in lower case."""
+    """Yield the known words of a name, in lower case."""
     for piece in _SEPARATORS.split(metric):
         # In another script, a part of a word may look like an English word.
         if not piece.isascii():

@@ -176,7 +176,7 @@ def join_index(path: str, index: int) -> str:
 AUTO = "auto"
 """The value of ``run=`` that creates a new run, named after the run of the store handle."""
 CAPTURED = "training"
-"""The key of the record in a state that `ckstore.training.capture` returned."""
+"""The key of the record of the training in a state from `ckstore.training.capture`."""
 
 
 def check_run(run: object) -> str:

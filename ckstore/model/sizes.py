@@ -10,7 +10,7 @@ from ckstore.errors import BadInput
 SMALL_BELOW_BYTES = 2**20
 """Size below which storages always share packs."""
 MEDIUM_BELOW_BYTES = 16 * 2**20
-"""Size below which storages share packs if a state has many storages of at least `SMALL_BELOW_BYTES`."""
+"""Size below which storages share packs if a state has many storages of medium size."""
 _MANY = 16
 _UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _FACTORS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12} | {
@@ -22,12 +22,12 @@ _SIZE = r"([0-9]{1,30}(?:\.[0-9]{1,30})?) ?([A-Za-z]*)"
 
 
 def medium_count(sizes: Iterable[int]) -> int:
-    """Return the number of these sizes that are medium: at least `SMALL_BELOW_BYTES`, below `MEDIUM_BELOW_BYTES`."""
+    """Return how many sizes are medium: at least `SMALL_BELOW_BYTES` and below `MEDIUM_BELOW_BYTES`."""
     return sum(SMALL_BELOW_BYTES <= nbytes < MEDIUM_BELOW_BYTES for nbytes in sizes)
 
 
 def pack_below_bytes(medium: int, chunk_bytes: int) -> int:
-    """Return the size below which storages share packs in a state with `medium` storages of medium size.
+    """Return the size below which storages share packs; `medium` is the number of storages of medium size.
 
     A storage that is larger than a chunk is cut into chunks, so that its parts are deduplicated. Each file costs an
     fsync, two links and some 20 system calls. Many storages of medium size therefore share packs. If there are only a

@@ -71,7 +71,7 @@ def begins(parent: Parent | None, run: str) -> bool:
 
 
 def next_name(wanted: str, names: set[str]) -> str:
-    """Return a name that is not in `names`: `wanted` itself, or else the first free one of gpt-2, gpt-3 and so on."""
+    """Return `wanted`, or, if `names` has it, the next numbered name that is free, such as gpt-2 for gpt."""
     if wanted not in names:
         return wanted
     numbered = _NUMBERED.match(wanted)

@@ -41,7 +41,7 @@ class RecordName(NamedTuple):
 
 
 def parse_record_name(text: str) -> RecordName | None:
-    """Parse the name of a file in ``locks/``. Return None if it is not a record of an evaluation."""
+    """Parse the name of a file in ``locks/``, or return None if the file is not a record of an evaluation."""
     found = _NAME.match(text.removesuffix(_OVER))
     if found is None or not is_digest(found["id"]):
         return None

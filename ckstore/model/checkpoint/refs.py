@@ -195,7 +195,7 @@ def nothing_saved(message: str, run: str | None) -> NoSuchRef:
 
 
 def _by_metric(ref: Ref, newest_first: Sequence[CheckpointInfo]) -> CheckpointInfo:
-    """Return the best checkpoint by a metric. It is damaged only if no undamaged checkpoint has the metric.
+    """Return the best checkpoint by a metric, and a damaged one only if no undamaged one has the metric.
 
     If values are equal, the newest checkpoint is the best. An unhealthy checkpoint is never the best, whatever its
     metric, so that a load of the best checkpoint returns no NaN.

@@ -28,7 +28,7 @@ def tag_text(key: CheckpointKey) -> str:
 
 
 def parse_tag(text: str) -> TagTarget | None:
-    """Parse the text of a symlink. Return None if it is not the text of a tag."""
+    """Parse the text of a symlink, or return None if it is not the text of a tag."""
     twice = _TEXT_TWICE.match(text)
     found = twice or _TEXT.match(text)
     if found is None or not is_run(found[1]) or (key := key_of(found[1], found[2])) is None:

@@ -32,7 +32,7 @@ class AbilityFacts:
     link_most: int = 0  # the greatest number of names of a blob in the store
     # Alignment of direct reads and writes. 0 if direct I/O is not possible, None if the kernel does not report it.
     direct_io_bytes: int | None = None
-    read_ahead_kib: int | None = None  # of the device; None if there is no device or it is not visible
+    read_ahead_kib: int | None = None  # read-ahead of the device; None if no device is visible
     open_files: int = _LEAST_FILES  # the maximum number of files that this process may have open
     sqlite: tuple[int, int, int] = _SQLITE_MENDED  # version of the SQLite library
 

@@ -71,7 +71,7 @@ class PlaceFacts:
     def other_hosts_by_kind(self) -> bool:
         """Whether other machines may also have the filesystem mounted, according to its type.
 
-        This is also true for a filesystem that a program provides (FUSE), because such a program may serve other
+        This is also true for a filesystem that a program provides (FUSE), because the program may also serve other
         machines.
         """
         by_program = self.kind.partition(".")[0] == _FUSE and self.kind not in _LOCAL_FUSE

@@ -34,7 +34,7 @@ class Transfers(Protocol):
         """Make `wait` also wait for the transfers of another object."""
 
     def wait(self) -> None:
-        """Wait until all transfers are done. A second call returns immediately."""
+        """Wait until all transfers are done; a second call returns immediately."""
 
 
 class PinnedMemory(Protocol):
@@ -44,11 +44,11 @@ class PinnedMemory(Protocol):
         """Start to copy each source to its offset; see `Snapshot.fill`."""
 
     def close(self) -> None:
-        """Release the memory. No transfer may be running."""
+        """Release the memory; no transfer may be running."""
 
 
 class MemorySpace(Protocol):
-    """Memory that the CPU cannot address, such as GPU memory. Its methods read many sources at once."""
+    """Memory that the CPU cannot address, such as GPU memory, with methods that read many sources at once."""
 
     grouped_below_bytes: int
     """Sources below this size are transferred together if they are adjacent in the destination."""
@@ -63,7 +63,7 @@ class MemorySpace(Protocol):
         """Return a fingerprint of each whole source; see `fingerprints`."""
 
     def prepare(self, timeout_s: float) -> None:
-        """Do the work that would make the first fingerprints slower."""
+        """Do the work that would otherwise slow down the first fingerprints."""
 
     def wait_for(self, sources: Iterable[Any]) -> Collection[object]:
         """Wait for the queued work that may write to sources, and return the argument `waited` for `capture`."""
@@ -129,7 +129,7 @@ class Captured:
     leaves: tuple[LeafRecord, ...]  # the values that are stored as bytes
     sources: tuple[ByteSource, ...]  # the bytes; ``sources[i]`` is storage `i` of the leaves
     files: tuple[FileRecord, ...] = ()  # the files that were committed; a saved state has none
-    name_chars: int = 0  # characters in the names of all values, without the last key of each name
+    name_chars: int = 0  # number of characters in all names of values, without the last key of each
     left_out: tuple[str, ...] = ()  # descriptions of values that the checkpoint does not keep
     # Whether each storage of 1 MiB or more has its own blobs, so that later saves can reuse unchanged blobs uncopied.
     own_blobs: bool = False

@@ -88,9 +88,9 @@ def summaries(manifest: Manifest) -> list[FileSummary]:
 
 
 def followed(files: Mapping[str, FileRecord | FileSummary], path: str) -> str | None:
-    """Return the path after following its symlinks like the kernel, or None.
+    """Return the path after following its symlinks like the kernel, whether or not the resulting path exists.
 
-    The returned path may not exist. It is None if the path leads out of the checkpoint or has a loop.
+    Return None if the path leads out of the checkpoint or has a loop.
     """
     to_do, done = path.split("/")[::-1], list[str]()
     links_left = _LINKS_MOST

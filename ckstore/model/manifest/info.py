@@ -40,7 +40,7 @@ class SaveCounters:
         copied_s: Seconds that `save_async` took to copy the state, including its wait for other saves (0 for `save`).
         queued_s: Seconds from the copy until a saver received it (0 for `save`).
         staging_s: Seconds to create a staging directory.
-        storing_s: Seconds to look up, hash, link and write blobs, each of them durably.
+        storing_s: Seconds to look up, hash and link blobs, and to write new ones durably.
         sealing_s: Seconds to write the manifest and make the directory durable.
         publishing_s: Seconds to rename the directory into place durably. In a background save, this includes the time
             in which the saver asks the training process whether it may publish the checkpoint.

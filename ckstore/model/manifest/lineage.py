@@ -26,12 +26,12 @@ class CountedPieces:
     turn: int = 0  # number of saves that have counted values; each save examines other parts of large pieces
 
     def to_json(self) -> list[list[Any]]:
-        """Return the counts of values that are not finite, each as piece, form, NaN, infinite."""
+        """Return the counts that are not zero, each as a list of piece, number format, NaN and infinite values."""
         return [[*key, *count] for key, count in self.counts.items() if count != FINITE]
 
     @classmethod
     def of_parts(cls, parts: Iterable[Sequence[Sequence[Any]]]) -> CountedPieces:
-        """Return the combined counts of several parts in the form of `to_json`."""
+        """Combine the counts of several parts, which are given in the form of `to_json`."""
         return cls({(piece, form): NonFiniteCount(nan, inf) for part in parts for piece, form, nan, inf in part})
 
 

@@ -88,7 +88,7 @@ class TransferReport:
 
     @property
     def new_count(self) -> int:
-        """Number of `new`."""
+        """Number of checkpoints in `new`."""
         return len(self.new)
 
     def __str__(self) -> str:

@@ -72,7 +72,7 @@ class Compacted:
     Attributes:
         info: The checkpoint.
         before_bytes: Total size of the plain or encoded files of its blobs before the compaction.
-        after_bytes: Total size of these files after the compaction.
+        after_bytes: Total size of the plain or encoded files of its blobs after the compaction.
     """
 
     info: CheckpointInfo

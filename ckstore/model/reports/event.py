@@ -52,8 +52,8 @@ class Event:
             (`UnknownOutcome`), ``dropped``, ``restored``, ``freed``, ``damaged``, ``healed``,
             ``mirrored``, ``missing`` (on the mirror), ``evicted``, ``pruned``, ``renamed``, ``compacted``,
             ``uncompacted`` (a planned compaction failed), ``untracked`` (a tracker did not receive the checkpoint).
-        run, step, id: Run, step and id of the checkpoint. If the event concerns no checkpoint, the id is empty and the
-            step is None. If the event concerns no run either, the run is also empty.
+        run, step, id: Run, step and id of the checkpoint. An event that concerns no checkpoint has an empty id and the
+            step None. If the event concerns no run either, the run is also empty.
         nbytes: Number of bytes that a save added, that were freed or sent, or that a compaction saved.
         seconds: Duration of a save.
         metrics: The names of the metrics of a dropped checkpoint. None if they are unknown.
@@ -88,7 +88,7 @@ class Event:
         return line if self.metrics is None or len(line) <= LINE_MOST_BYTES else replace(self, metrics=None).line()
 
     def to_json(self) -> dict[str, Any]:
-        """Return its members as JSON, with null for empty members."""
+        """Return the members of the event as JSON, with null for empty members."""
         members = {one.name: getattr(self, one.name) for one in fields(self)}
         return {name: None if value == "" else value for name, value in members.items()}
 

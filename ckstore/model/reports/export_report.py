@@ -44,8 +44,8 @@ class ExportReport:
         files: The files that were written, beginning with those that have tensors, in the order of the shards.
         tied: Name of a tensor that is in no file -> name of the tensor in a file that shares its memory.
         state_names: Full paths of the values that are in ``state.json`` because safetensors cannot hold them.
-        left_out: Data that is in no file, one sentence each. Possible data are the versions of modules that torch
-            attaches to a state dict, and committed files that are not part of a model.
+        left_out: Data that is in no file, one sentence each. This can be the versions of modules that torch attaches to
+            a state dict, or committed files that are not part of a model.
         unsafe_globals: Classes and functions in a torch file that ``torch.load(weights_only=True)`` rejects. The file
             loads with ``weights_only=False``, or after ``torch.serialization.add_safe_globals``.
     """

@@ -16,7 +16,7 @@ _UNSEEN = "a process that is not visible to this one"
 @brief()
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A process that has a file open or mapped, as ``/proc`` shows it.
+    """A process that has a file open or mapped, according to ``/proc``.
 
     Attributes:
         pid: Process id, as seen by the calling process.

@@ -97,7 +97,8 @@ class RunUsage:
 class Usage:
     """Disk usage of the checkpoints of a store.
 
-    The sizes of all runs add up to the sizes of the store, and so do the sizes of all checkpoints.
+    The `alone_bytes` and the `shared_bytes` of all checkpoints add up to the values here. For runs, only the sum of
+    both fields adds up, because several checkpoints of one run may share a blob.
 
     Attributes:
         runs: Usage of each run, beginning with the run that has the most `alone_bytes`.

@@ -240,7 +240,7 @@ class VerifyReport:
 
     @property
     def ok(self) -> bool:
-        """Whether the examined data has no damage, no harmful unrepaired finding and no missing remote bytes."""
+        """Whether no damage, no harmful unrepaired finding and no missing remote bytes were detected."""
         if any(one.missing for one in self.elsewhere):
             return False
         return not self.damage and not any(found.harmful and not found.mended for found in self.findings)

@@ -47,7 +47,7 @@ SaverState = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """Open the store at `path` if its id is `uuid`, and pass it to `attach` of each module in `attached`."""
+    """Open the store at `path` if its id is `uuid`, and pass the store to `attach` of each module in `attached`."""
 
     path: str
     uuid: str

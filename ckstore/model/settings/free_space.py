@@ -61,7 +61,7 @@ class Way:
 
 
 def shortest(freed: Sequence[Amount], missing: Amount) -> int | None:
-    """Return how many amounts from the start of `freed` suffice to cover `missing`, or None if all do not suffice."""
+    """Return how many amounts from the start of `freed` cover `missing` together, or None if all do not cover it."""
     total = Amount()
     for count, amount in enumerate([Amount(), *freed]):
         total += amount

@@ -58,7 +58,7 @@ class SavePatience:
 class AskedPatience:
     """The retry limits that a caller requests.
 
-    If `retries` or `wait_for_space_s` is None, the value is taken from the settings.
+    A value of None for `retries` or `wait_for_space_s` means that the value in the settings is used.
     """
 
     retries: int | None = None

@@ -1,4 +1,4 @@
-"""Retention policies, the rules that decide which checkpoints to keep. `retention_plan` applies them to a history."""
+"""Retention policies, which decide which checkpoints to keep when `retention_plan` applies them to a history."""
 
 from __future__ import annotations
 
@@ -105,8 +105,8 @@ class RetentionPolicy:
         """Return the policy from the result of `to_json`.
 
         Raises:
-            BadInput: The value is not a policy, or has a rule that this ckstore does not know. Ignoring that rule would
-                delete too much.
+            BadInput: The value is not a policy, or has a rule that this ckstore does not know. Ignoring the rule would
+                drop too many checkpoints.
         """
         members = _members(value, where, "a retention policy", _MEMBERS)
         bests = members.get("keep_best", [])

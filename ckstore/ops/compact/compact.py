@@ -133,7 +133,7 @@ class _Compaction:
                 before = {blob.digest for blob in directory.manifest.blobs if self._forms.is_settled(blob.digest)}
                 self._one(entry, directory, held)
         except UnknownOutcome as error:
-            # The new generation may be missing on the disk, so start no other checkpoint, and free nothing.
+            # It is unknown whether the new generation is durable, so start no other checkpoint, and free nothing.
             self._tell("unknown", entry, error)
             raise
         except (CkstoreError, FileNotFoundError, PermissionError) as error:

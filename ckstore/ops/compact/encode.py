@@ -64,7 +64,7 @@ class BlobSource:
         return memoryview(self.read(digest))[start : start + nbytes]
 
     def sample(self, digest: str, start: int, nbytes: int) -> bytearray:
-        """Return bytes of a plain blob that are not verified, for decisions in which an error only costs space."""
+        """Return unverified bytes of a plain blob, for decisions in which an error only costs space."""
         data = bytearray(nbytes)
         self._decoders[digest].read(digest, start, memoryview(data), "the compaction")
         return data

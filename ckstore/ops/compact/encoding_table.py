@@ -95,7 +95,7 @@ class EncodingTable:
     def path(self, digests: Iterable[str]) -> dict[str, Form | None]:
         """Return the encoded forms of blobs and of all their bases, by digest.
 
-        The form is None for each blob that is plain or not settled.
+        Each blob that is plain or not settled has None instead of a form.
         """
         found: dict[str, Form | None] = {}
         waiting = list(digests)

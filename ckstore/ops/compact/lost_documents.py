@@ -18,7 +18,7 @@ from ckstore.objects.trash import names_in
 
 
 def documents(path: StorePath, data: bytes, algorithm: Algorithm) -> list[tuple[str, bytes]]:
-    """Return the names and contents of the documents of a directory with the manifest `data`, in the order to write."""
+    """Return the documents for a directory with the manifest `data`: names and contents, in the order of writing."""
     manifest, manifest_id = parse_manifest(data, where=f"the manifest of {path}")
     form = encoding_at(path)
     if form is None or form.checkpoint != manifest_id:

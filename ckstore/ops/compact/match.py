@@ -62,7 +62,7 @@ class StorageLayout:
 
     def _call(self, storage: int, name: object) -> None:
         record = self.manifest.storages[storage]
-        # The key includes the size and the tiling. Only if both are equal, equal offsets refer to the same elements.
+        # The key includes the size and the tiling. Equal offsets refer to the same elements only if both are equal.
         key = (name, record.nbytes, record.tiling)
         self._name_of[storage] = key
         self.by_name.setdefault(key, storage)
@@ -131,11 +131,11 @@ class Matcher:
         self._asked: dict[tuple[str, str], bool] = {}
 
     def is_copy(self, blob: int) -> bool:
-        """Whether a part of a blob is a half-precision copy. The float32 tensor of such a copy is settled first."""
+        """Whether a part of a blob is a half-precision copy, whose float32 tensor must be settled first."""
         return any(place.storage in self._masters for place in self._places.get(blob, ()))
 
     def segments(self, blob: int, *, alone: bool) -> list[Segment]:
-        """Return the segments that cover a blob, in order. With `alone`, no segment has a base."""
+        """Return the segments that cover a blob, in order; with `alone`, no segment has a base."""
         nbytes = self._own.manifest.blobs[blob].nbytes
         found: list[Segment] = []
         at = 0
@@ -176,7 +176,7 @@ class Matcher:
         return self._asked[digest, blob]
 
     def _pairs(self, read: ReadRange) -> dict[int, int]:
-        """Map each half-precision copy to its float32 storage, which is found by comparing the first values."""
+        """Map each half-precision copy to its float32 storage, by comparing the first values of both."""
         own = self._own
         copies = [i for i, leaf in own.leaves.items() if leaf.dtype in _COPIES and own.is_one_leaf(i)]
         if not copies:

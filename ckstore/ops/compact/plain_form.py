@@ -32,8 +32,8 @@ _CATALOG_TIMEOUT_S = 5.0
 def plain_of(context: Context, file: str, held: dict[CheckpointKey, InUse]) -> tuple[BlobRecord, Manifest] | None:
     """Return the plain blob of an encoded file, and the manifest of a checkpoint with the file.
 
-    The result is None if no readable checkpoint has the file. Checkpoints that another process has locked for too long
-    are added to `held`.
+    Return None if no readable checkpoint has the file. Checkpoints that another process has locked for too long are
+    added to `held`.
     """
     for key, _ in context.layout.published():
         path = context.layout.checkpoint(key)

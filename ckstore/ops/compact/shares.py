@@ -39,7 +39,7 @@ def own_blobs(manifest: Manifest) -> Iterator[BlobRecord]:
 
 
 class Owners:
-    """The owner of each blob: the checkpoint that needs the most bytes of the blob, or the first of several such."""
+    """The owner of each blob: the checkpoint that needs the most bytes of it, or the first if several need the most."""
 
     def __init__(self) -> None:
         self._found: dict[str, tuple[int, CheckpointKey]] = {}

@@ -22,8 +22,8 @@ from ckstore.ops.context import Context
 from ckstore.ops.index.reconcile import stamps
 from ckstore.ops.refs.listing import infos
 
-# The minimum number of digits, which is the same for ids. In a store with some thousand blobs, fewer digits would match
-# several blobs by accident.
+# The minimum number of digits, which is the same for ids. In a store with a few thousand blobs, fewer digits would
+# match several blobs by accident.
 _LEAST_DIGITS = 6
 _PATTERN = re.compile(r"(?:([a-z0-9]+)-)?([0-9a-f]{6,64})\Z")
 _Found = tuple[tuple[int, str, str, int], Use]

@@ -40,7 +40,8 @@ def modes_of(rules: StoreRules) -> dict[str, Mode]:
 def best_by_each(infos: Sequence[CheckpointInfo], modes: Mapping[str, Mode]) -> list[BestCheckpoint]:
     """Return the best checkpoint of all runs by each metric.
 
-    If it is unknown whether the least or the greatest value is best, return the checkpoints with these two values.
+    If it is unknown whether the least or the greatest value is best, return both the checkpoint with the least and the
+    checkpoint with the greatest value.
     """
     of_runs: dict[str, list[CheckpointInfo]] = {}
     for info in infos:

@@ -54,7 +54,7 @@ class MoreChecks(NamedTuple):
 
     # Checks the listed checkpoints, including superseded ones. The list is passed because listing takes the most time.
     of_checkpoints: Callable[[Context, Sequence[CheckpointInfo]], Iterable[CheckResult]]
-    subject: str  # the subject that `of_subject` checks, for the finding if `of_subject` fails
+    subject: str  # the subject of `of_subject`, which the finding names if `of_subject` fails
     of_subject: Callable[[Context], Iterable[CheckResult]]
 
 

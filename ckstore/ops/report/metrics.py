@@ -40,7 +40,7 @@ def write_text(context: Context, path: Path | None, text: str, what: str) -> Non
 def _replace(path: Path, text: str) -> None:
     """Replace the file at `path` atomically with a file that all users can read.
 
-    A pipe or a device is not replaced: the text is written to it.
+    If `path` is a pipe or a device, write the text to it instead.
     """
     data = text.encode("utf-8")
     with contextlib.suppress(FileNotFoundError):

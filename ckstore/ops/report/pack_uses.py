@@ -1,4 +1,4 @@
-"""Determine how much of each pack each checkpoint uses, from the catalog, or from manifests if rows are outdated."""
+"""Determine how much of each pack each checkpoint uses, from current rows of the catalog, otherwise from manifests."""
 
 from __future__ import annotations
 
