@@ -15,8 +15,8 @@ _BLOCK_ELEMENTS = 2**20
 def largest_difference(before: Any, after: Any) -> Difference | None:
     """Return the largest absolute and relative difference of two floating or complex tensors or arrays of one shape.
 
-    They are compared in float64, block by block. Two NaN do not differ. The difference between a NaN or an infinity and
-    another value is infinite.
+    The elements are compared in float64 or complex128, block by block. Two NaNs count as equal. The difference between
+    a NaN or an infinity and another value is infinite.
 
     Returns:
         None if the values are not two such tensors or two such arrays, or if torch cannot convert their elements. Also
@@ -61,7 +61,7 @@ def _torch_blocks(before: Any, after: Any) -> Any:
 
 
 def _distinct(before: Any, after: Any, strides: Any, other_strides: Any) -> tuple[Any, Any]:
-    """Return both, cut to the first index of each dimension along which both repeat the same elements."""
+    """Return both values, cut to the first index of each dimension along which both repeat the same elements."""
     index = tuple(
         slice(0, 1) if one == other == 0 else slice(None) for one, other in zip(strides, other_strides, strict=True)
     )

@@ -1,6 +1,6 @@
 """Convert a state with described tensors, such as that of a committed file, into nodes and leaves.
 
-A short description may place a value in many places, so the total is counted.
+A short description may repeat a value in many places, so the size of the result is counted and limited.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ckstore.tensors.state_capture import Walk
 
 # A pickle of a few bytes can refer to billions of values that are refused.
 REFUSED_MOST = 10_000
-"""The maximum number of refused values of a description. No person reads more reasons."""
+"""The maximum number of refused values in a description. No user would read more reasons."""
 
 
 class DescribedLeaf(NamedTuple):
@@ -29,7 +29,7 @@ class DescribedLeaf(NamedTuple):
 
 
 class DescribedParts(NamedTuple):
-    """A described tensor that consists of other tensors: its kind, its named parts, and the node of its other data."""
+    """A described tensor that consists of other tensors: its kind, its named parts, and the node of its extra data."""
 
     kind: str
     parts: Mapping[str, object]
@@ -44,27 +44,27 @@ class DescribedObject(NamedTuple):
 
 
 Place = Callable[[Any, str], "DescribedLeaf | DescribedParts | DescribedObject | Node"]
-"""A function that takes a described value and its path, and returns the form that the value has in a state."""
+"""A function that takes a described value and its path, and returns the form of the value in a state."""
 
 
 class TooMuchDescribed(ValueError):
-    """The result of a description would be unreasonably large for its size. The message names the part."""
+    """The result would be unreasonably large for the size of the description. The message has the reason."""
 
 
 class Most(NamedTuple):
-    """The limits for the result of a description. A value that occurs at several places counts each time."""
+    """The limits for the result of a description. A value that occurs in several places counts each time."""
 
     values: int  # values in containers
-    names: int  # characters of the names of all values
-    nbytes: int  # characters and bytes of texts, keys and arrays
+    names: int  # characters in the names of all values
+    nbytes: int  # characters and bytes in texts, keys and arrays
 
 
 def capture_described(state: object, places: Mapping[type, Place], most: Most) -> tuple[Captured, list[CannotStore]]:
-    """Return a captured described state, and the refused values in it, whose nodes are null.
+    """Capture a described state. Also return an error for each refused value; the nodes of these values are null.
 
     Args:
         state: Containers and plain values of Python, and descriptions.
-        places: Type of a description -> function that returns its form. Values of any other type are refused.
+        places: Type of a description -> function that returns the form of a value. Values of other types are refused.
         most: The limits for the result.
     """
     walk = _DescribedWalk(places, most)
@@ -82,7 +82,7 @@ class _DescribedWalk(Walk):
 
     def node(self, value: Any, path: str, depth: int) -> Node:
         if isinstance(value, str | bytes):
-            # Count a value before it is walked. A pickle may refer to one list at many places, so that each level
+            # Count each value before it is walked. A pickle may refer to one list in many places, so that each level
             # doubles the result.
             self._count(nbytes=len(value))
         elif isinstance(value, dict | set | frozenset):
@@ -92,7 +92,10 @@ class _DescribedWalk(Walk):
         return super().node(value, path, depth)
 
     def _count(self, values: int = 0, nbytes: int = 0, *, names: int = 0) -> None:
-        """Count a value before anything is created for it. `names` is only checked, because the walk counts it."""
+        """Count a value before anything is created for it.
+
+        `names` is only compared with its limit, because the walk itself counts the characters of names.
+        """
         self._values += values
         self._nbytes += nbytes
         most = self._most

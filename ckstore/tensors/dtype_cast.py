@@ -1,4 +1,4 @@
-"""Convert the bytes of floating-point elements to another dtype, with the same bits for each NaN."""
+"""Convert the bytes of floating-point elements to another dtype. All NaNs in the result have the same bits."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _NAN_BITS = {torch.float16: 0x7E00, torch.bfloat16: 0x7FC0, torch.float32: 0x7FC
 class DtypeCast:
     """Converts the elements of one tensor, in parts.
 
-    The result depends only on the values of the elements, and not on the parts.
+    The result depends only on the values of the elements, and not on the division into parts.
 
     Attributes:
         found, wanted: The old and the new dtype, by their names in torch.
         item_bytes: Bytes of an element in the new dtype.
-        beyond: How many values were out of the range of the new dtype so far.
+        beyond: The number of values so far that were out of the range of the new dtype.
     """
 
     def __init__(self, found: str, wanted: str) -> None:
@@ -33,13 +33,13 @@ class DtypeCast:
         """Return the bytes of whole elements in the new dtype."""
         if not data:
             return data
-        # torch warns if memory is read-only, so it is copied.
+        # torch warns about read-only memory, so such memory is copied.
         raw = torch.frombuffer(bytearray(data) if data.readonly else data, dtype=torch.uint8)
         # The format allows a tensor to begin at any byte of a storage, and torch needs aligned elements.
         values = (raw.clone() if raw.data_ptr() % self._found.itemsize else raw).view(self._found)
         out = values.to(self._wanted)
-        # In torch, the bits of a converted NaN depend on its position: the last elements of a block are converted
-        # differently.
+        # In torch, the bits of a converted NaN depend on its position, because the last elements of a block are
+        # converted differently.
         is_nan = out.isnan()
         if is_nan.any():
             out.view(_BITS[self._wanted]).masked_fill_(is_nan, _NAN_BITS[self._wanted])

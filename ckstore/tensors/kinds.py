@@ -1,6 +1,6 @@
 """Type checks for values of torch and NumPy, without importing either.
 
-A value can only come from a package that another module has already imported.
+A value of torch or NumPy can only exist if another module has already imported that package.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def is_tensor(value: object) -> bool:
 
 
 def is_plain_layout(tensor: Any) -> bool:
-    """Whether a tensor is strided: not sparse, nor of another layout."""
+    """Whether a tensor has torch's strided layout, and not a sparse or other layout."""
     return tensor.layout is sys.modules["torch"].strided
 
 
@@ -37,7 +37,7 @@ def is_array(value: object) -> bool:
 
 
 def is_numpy_scalar(value: object) -> bool:
-    """Whether `value` is a NumPy scalar. numpy.float64 is also a float, and numpy.str_ a str."""
+    """Whether `value` is a NumPy scalar. numpy.float64 is also a float, and numpy.str_ is also a str."""
     kind: Any = getattr(sys.modules.get("numpy"), "generic", None)
     return kind is not None and isinstance(value, kind)
 
@@ -82,7 +82,7 @@ def is_optimizer(value: object, *, own_load: bool = False) -> bool:
 
 
 def state_of(value: Stateful, path: str) -> object:
-    """Return the state of an object."""
+    """Return the result of `state_dict()`. Raise `CannotStore` if the result is itself `Stateful`."""
     state = value.state_dict()
     # Without this check, an object that returns itself as its state would cause an endless loop.
     if is_stateful(state):
@@ -92,8 +92,8 @@ def state_of(value: Stateful, path: str) -> object:
 
 
 def hand_over(target: Any, state: object, path: str) -> None:
-    """Call `load_state_dict` of an object."""
-    # A stored TensorDict is loaded as one, but `load_state_dict` takes the dict that its `state_dict` returns.
+    """Call `load_state_dict` of an object, and raise `BadInput` if the object does not load the whole state."""
+    # A stored TensorDict is loaded as a TensorDict, but `load_state_dict` takes the dict that `state_dict` returns.
     if is_tensor_dict(state):
         state = state.state_dict()  # type: ignore[attr-defined]
     hint = "earlier parts of the target are loaded; load(ref, select=…) returns the state for inspection"
@@ -107,7 +107,7 @@ def hand_over(target: Any, state: object, path: str) -> None:
 
 @contextmanager
 def naming_refusals(target: object, path: str, hint: str) -> Iterator[None]:
-    """Name the object whose `load_state_dict` is called in the block, if it raises."""
+    """If the block raises an error of `load_state_dict`, raise `BadInput` with the name of the object instead."""
     try:
         yield
     except (CkstoreError, MemoryError):
@@ -119,6 +119,9 @@ def naming_refusals(target: object, path: str, hint: str) -> Iterator[None]:
 
 
 def reported(result: object) -> tuple[list[str], list[str]]:
-    """Return the missing and the unexpected keys that a `load_state_dict` reports, if it reports them like torch's."""
+    """Return the missing and the unexpected keys in the result of a `load_state_dict`.
+
+    Both lists are empty if the result does not have the form of torch's result.
+    """
     missing, unexpected = (getattr(result, f"{kind}_keys", None) or [] for kind in _REPORTS)
     return list(map(str, missing)), list(map(str, unexpected))

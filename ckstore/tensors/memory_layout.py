@@ -1,4 +1,7 @@
-"""The layout of elements in memory: spans, strides, and the kept parts of shared memory. No torch, no NumPy."""
+"""The layout of elements in memory: spans, strides, and the kept parts of shared memory.
+
+This module uses neither torch nor NumPy.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ class KeptSpan:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Memory of the process that the elements of one tensor or array fill, without a gap."""
+    """Memory of the process that has only the elements of one tensor or array, without gaps."""
 
     address: int  # address of its first byte
     nbytes: int  # its size
@@ -32,7 +35,7 @@ class Region:
 
 
 def row_major(shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the strides, in elements, of a contiguous row-major tensor, like torch."""
+    """Return the strides, in elements, that torch gives a contiguous row-major tensor."""
     strides = []
     step = 1
     for size in reversed(shape):
@@ -43,9 +46,9 @@ def row_major(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def span_elements(shape: Sequence[int], strides: Sequence[int]) -> int:
-    """Return the number of elements from the first to the last one, both included; 0 without elements.
+    """Return the size in elements of the memory from the first to the last element, or 0 if there are no elements.
 
-    `strides` are in elements, and must not be negative.
+    `strides` are also in elements, and must not be negative.
     """
     if 0 in shape:
         return 0
@@ -55,7 +58,7 @@ def span_elements(shape: Sequence[int], strides: Sequence[int]) -> int:
 def keep_parts(spans: Iterable[tuple[int, int]], align_bytes: int) -> tuple[list[KeptSpan], int]:
     """Merge spans that overlap or touch into parts, and place the parts in a storage one after another.
 
-    Thus views that share memory still share it, and memory that no view covers is not stored.
+    Views that share live memory therefore share the storage, and memory that no view covers is not stored.
 
     Args:
         spans: Start and stop of each view, in bytes of the live memory. No span is empty.
@@ -91,8 +94,8 @@ def part_at(parts: Sequence[KeptSpan], start: int) -> KeptSpan:
 def may_overlap(shape: Sequence[int], strides: Sequence[int]) -> bool:
     """Whether two elements may share a place in memory, as after `expand` or `unfold`.
 
-    A result of False is always correct. True can be wrong for layouts that interleave dimensions, which do not occur in
-    practice.
+    The result False is always correct. The result True can be wrong for layouts that interleave dimensions, but such
+    layouts do not occur in practice.
     """
     reach = 0
     for stride, size in sorted((t, n) for n, t in zip(shape, strides, strict=True) if n > 1):

@@ -1,4 +1,7 @@
-"""NumPy arrays and scalars as leaves and nodes, and back. Imported only when a state has some."""
+"""Convert NumPy arrays to leaves and NumPy scalars to nodes, and back.
+
+This module is imported only if a state has such values.
+"""
 
 from __future__ import annotations
 
@@ -32,16 +35,16 @@ class ArraySource(BytesSource):
 
 
 class ArrayParts(NamedTuple):
-    """An array as a leaf: `strides` in elements, or None for row-major, and its bytes."""
+    """An array as a leaf and the source of its bytes."""
 
     dtype: str
     shape: tuple[int, ...]
-    strides: tuple[int, ...] | None
+    strides: tuple[int, ...] | None  # in elements; None for row-major order
     source: ArraySource
 
 
 def take_apart(array: npt.NDArray[Any], path: str) -> ArrayParts:
-    """Return an array as a leaf; memory in C or Fortran order is not copied."""
+    """Return an array as a leaf, without a copy if the array is in C or Fortran order."""
     dtype = _check_dtype(array.dtype, path)
     # A memmap is treated as a plain array.
     plain = array.view(np.ndarray)
@@ -60,7 +63,7 @@ def take_apart(array: npt.NDArray[Any], path: str) -> ArrayParts:
 
 
 def make_array(leaf: LeafRecord, flat: Bytes) -> npt.NDArray[Any]:
-    """Return the array of a leaf, which shares the memory of `flat`, the bytes of its storage."""
+    """Return the array of a leaf, in the memory of `flat`, which has the bytes of the leaf's storage."""
     dtype = np.dtype(leaf.dtype)
     if 0 in leaf.shape:
         return np.empty(leaf.shape, dtype)
@@ -69,9 +72,9 @@ def make_array(leaf: LeafRecord, flat: Bytes) -> npt.NDArray[Any]:
 
 
 def flat_array(memory: StorageMemory) -> Bytes:
-    """Return the bytes of a storage as an array without a copy, whatever kind of leaf it was made for."""
+    """Return the bytes of a storage as an array without a copy, even if they were not allocated for arrays."""
     owner = memory.owner
-    # A new array over the view would keep only the buffer below the view, which could be closed.
+    # Prefer the owner. A new array over the view would only keep the buffer below the view, which could be closed.
     return owner if isinstance(owner, np.ndarray) else bytes_in(memory.view)
 
 
@@ -91,7 +94,7 @@ def encode_scalar(value: object, path: str) -> Node:
 
 
 def decode_scalar(dtype: str, text: str) -> object:
-    """Return the NumPy scalar of a node, whose bytes are in `text`."""
+    """Return the NumPy scalar of a node. `text` has the bytes of the scalar."""
     value: object = np.frombuffer(bytes_of_text(text), np.dtype(dtype))[0]
     return value
 
@@ -101,10 +104,10 @@ def takes(target: object, leaf: LeafRecord) -> bool:
     if not isinstance(target, np.ndarray) or leaf.kind != "numpy":
         return False
     same = target.dtype.str == leaf.dtype and target.shape == leaf.shape
-    # A read-only array, such as one over a mapping, cannot be filled. It is replaced.
+    # A read-only array, such as one over a mapping, cannot be filled, so it is replaced.
     if not same or not target.flags.writeable:
         return False
-    # If elements overlap, as in sliding windows, writing one element would change others.
+    # If elements overlap, as in sliding windows, writing one element would change other elements.
     steps = tuple(abs(step) // max(1, target.itemsize) for step in target.strides)
     return bool(target.flags.c_contiguous) or not may_overlap(target.shape, steps)
 
@@ -122,7 +125,7 @@ def streams(target: object, leaf: LeafRecord) -> bool:
 
 
 def region(target: npt.NDArray[Any], leaf: LeafRecord) -> Region | None:
-    """Return the memory of the elements of `target`, if it has the same layout as the leaf."""
+    """Return the memory of the elements of `target`, or None if its layout differs from that of the leaf."""
     if leaf.strides is not None or not target.flags.c_contiguous or not target.size:
         return None
     flat = target.view(np.ndarray).reshape(-1).view(np.uint8)
@@ -140,15 +143,15 @@ def elements_key(target: npt.NDArray[Any]) -> object:
 
 
 def fill(target: npt.NDArray[Any], found: object) -> int:
-    """Copy the values of an array of the same dtype and shape into `target`, bit for bit; return 0."""
+    """Copy the values of an array of the same dtype and shape into `target`, bit for bit, and return 0."""
     values: Any = found
     np.copyto(target, values, casting="no")
     return 0  # no value is out of the range of its own dtype
 
 
 def copy_bytes(source: memoryview, out: memoryview) -> None:
-    """Copy bytes between buffers of one size. Other threads run during a long copy."""
-    if source.nbytes <= _GIL_KEPT_BYTES:  # releasing the GIL would take longer than the copy
+    """Copy bytes between buffers of the same size. Other threads can run during a long copy."""
+    if source.nbytes <= _GIL_KEPT_BYTES:  # NumPy would release the GIL, which takes longer than this copy
         out[:] = source
     else:
         np.copyto(np.frombuffer(out, np.uint8), np.frombuffer(source, np.uint8))

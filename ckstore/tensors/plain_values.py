@@ -1,4 +1,4 @@
-"""Conversion of plain values other than Python's numbers and strings to nodes, and of nodes to plain values."""
+"""Convert plain values other than Python's numbers and strings to nodes, and nodes to plain values."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ PLAIN: dict[type, Callable[[Any], Node]] = {
 
 
 def is_named_tuple(value: object) -> TypeGuard[tuple[Any, ...]]:
-    """Whether `value` is of a class that collections.namedtuple or typing.NamedTuple made."""
+    """Whether the class of `value` was made by collections.namedtuple or typing.NamedTuple."""
     fields = getattr(type(value), "_fields", None)
     return isinstance(value, tuple) and isinstance(fields, tuple) and hasattr(type(value), "_asdict")
 
 
 def torch_value(value: Any) -> Node | None:
-    """Return the node of a torch dtype, layout, device, size and so on, or None for other values."""
+    """Return the node of a plain torch value, such as a dtype, layout, device or size, or None for other values."""
     torch: Any = sys.modules.get("torch")
     kind = type(value)
     if torch is None:
@@ -82,7 +82,8 @@ def _of_torch(tag: str, held: Any) -> object:
             return torch.device(held)
         except RuntimeError as error:
             raise _unknown(tag, held) from error
-    # torch also has functions with such names. `getattr` would import modules of torch by name.
+    # The type is checked, because the name may be that of a function of torch. `getattr` would import modules of torch
+    # by name, so it is not used.
     value = vars(torch).get(held)
     if type(value) is not getattr(torch, tag.removeprefix("torch.")):
         raise _unknown(tag, held)
@@ -94,9 +95,9 @@ def _unknown(tag: str, held: object) -> BadInput:
     return BadInput(msg, hint="load it with the torch that saved it, or select the rest")
 
 
-NUMBERS_FROM_COUNT = 1024  # shorter lists are cheaper among the plain values of a manifest
+NUMBERS_FROM_COUNT = 1024  # for shorter lists, nodes in the manifest cost less than a leaf
 _PART_COUNT = 1024
-"""The number of items that are checked and packed while they are in the processor's cache."""
+"""The number of items that are checked and packed at a time, so that they stay in the processor's cache."""
 _CODES = {int: ("int64", "q"), float: ("float64", "d"), bool: ("bool", "B")}
 _CODE_OF = {"int64": "q", "float64": "d"}
 
@@ -105,7 +106,7 @@ def pack_numbers(values: list[Any]) -> tuple[str, bytes, int] | None:
     """Return dtype, bytes and length of a long list whose items are all int, all float or all bool.
 
     Each item keeps all its bits. The length is the number of packed items, because another thread may append to the
-    list meanwhile. Return None for any other list, and for integers of more than 64 bits.
+    list meanwhile. Return None for any other list, and if an integer does not fit in 64 bits.
     """
     if len(values) < NUMBERS_FROM_COUNT or type(values[0]) not in _CODES:
         return None
@@ -126,7 +127,7 @@ def pack_numbers(values: list[Any]) -> tuple[str, bytes, int] | None:
 
 
 def unpack_numbers(dtype: str, data: memoryview) -> list[Any]:
-    """Return the list that has these bytes."""
+    """Return the list that `pack_numbers` converted to these bytes."""
     if dtype == "bool":
         return list(map(bool, data))
     packed = array(_CODE_OF[dtype])

@@ -1,4 +1,7 @@
-"""Hints for values that cannot be stored; nothing is imported for them."""
+"""Errors and hints for values that cannot be stored.
+
+This module knows classes of other libraries by name, and does not import them.
+"""
 
 from __future__ import annotations
 
@@ -58,15 +61,18 @@ _HINTS_BY_ATTRIBUTE = (
     ("model_dump", "store value.model_dump()"),
     ("__attrs_attrs__", "store attrs.asdict(value)"),
 )
-"""An attribute that a decorator or base class of a library adds to a class, with the hint for its objects."""
+"""An attribute that a decorator or base class of a library adds to a class, and the hint for objects of that class."""
 
 
 _HEAP_TYPE, _NOT_MADE = 1 << 9, 1 << 7
-"""Flags of a type (Include/object.h): made by a class statement, and without a way to create objects of it."""
+"""Flags of a type in CPython (Include/object.h): it was made by a class statement, and it cannot be instantiated."""
 
 
 def check_numbers(path: str, shape: Sequence[int], strides: Sequence[int] = ()) -> None:
-    """Raise if a manifest may not contain these sizes and strides. Only an expanded or empty tensor can have them."""
+    """Raise if a manifest may not contain these sizes and strides.
+
+    Only an expanded or an empty tensor can have sizes or strides that are too large.
+    """
     most = max((*shape, *strides), default=0)
     if most > SAFE_INT:
         reason = f"sizes and strides are at most 2^53, found {most}: it cannot be stored"
@@ -82,7 +88,10 @@ def refuse_value(value: object, path: str) -> NoReturn:
 
 
 def refuse_in_optimizer(value: object, path: str) -> NoReturn:
-    """Raise the error for an object with `state_dict` in an optimizer's state, which a load would replace by a dict."""
+    """Raise the error for an object with `state_dict` in the state of an optimizer.
+
+    After a load, the optimizer would have a dict in place of the object.
+    """
     kind = type_name(type(value))
     reason = f"{kind} in the state of an optimizer cannot be stored as its state_dict()"
     reason += ": the optimizer would get back a dict"
@@ -91,7 +100,7 @@ def refuse_in_optimizer(value: object, path: str) -> NoReturn:
 
 def refuse_key(key: object, path: str, reason: str) -> CannotStore:
     """Return the error for a key that the format does not support."""
-    # An integer with more digits than str() accepts is shown by its size.
+    # The message has only the size of an integer that has too many digits for str().
     text = f"{key!a:.60}" if type(key) is not int or is_storable_int(key) else f"of {key.bit_length()} bits"
     cause = f"a key of type {type_name(type(key))}, {text}, which {reason}, cannot be stored"
     hint = "keys are str, int, float, bool, None, or tuples of these; store a list of (key, value) pairs instead"
@@ -99,14 +108,14 @@ def refuse_key(key: object, path: str, reason: str) -> CannotStore:
 
 
 def type_name(kind: type) -> str:
-    """Return the full name of a type, without the module for built-in ones."""
+    """Return the full name of a type, without the module if the type is built-in."""
     name = kind.__qualname__
     return name if kind.__module__ == "builtins" else f"{kind.__module__}.{name}"
 
 
 def is_made_of_fields(kind: Any) -> bool:
-    """Whether an object of a class consists only of its attributes, without being a dict, list or Tensor."""
-    # An object with `state_dict` is stored as that state instead.
+    """Whether objects of a class consist only of their attributes, and are not also a dict, list or Tensor."""
+    # An object with `state_dict` is stored as its state instead.
     if not isinstance(kind, type) or not kind.__flags__ & _HEAP_TYPE or kind.__flags__ & _NOT_MADE:
         return kind is types.SimpleNamespace
     made_by: Any = kind.__new__
@@ -136,7 +145,7 @@ def _hint(value: object) -> str:
 
 
 def how_to_allow(kind: type) -> str:
-    """Return the line with which a program allows a class."""
+    """Return the line of code that allows a class."""
     line = f"ckstore.add_safe_globals([{kind.__qualname__.rpartition('<locals>.')[2]}])"
     is_own = kind.__module__ in ("__main__", "builtins") or "<locals>" in kind.__qualname__
     return line if is_own else f"from {kind.__module__} import {kind.__qualname__.partition('.')[0]}; {line}"

@@ -1,7 +1,8 @@
-"""Convert a state into nodes, leaves and byte sources. Source: docs/format/v1.md, "Leaves", "Names", "Nodes".
+"""Convert a state into nodes, leaves and byte sources, as defined in docs/format/v1.md ("Leaves", "Names", "Nodes").
 
-Bytes are not read and usually not copied: the sources share the memory of the live values. torch and NumPy are not
-imported here: a state can only contain their values if another module has imported them.
+The conversion does not read bytes and usually does not copy them, because the sources share the memory of the live
+values. It need not import torch or NumPy. A state can only contain values of a library that another module has
+imported.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
 __all__ = ["Captured", "capture"]
 
 _CONTAINERS = frozenset((dict, list, tuple, OrderedDict, Counter, defaultdict, deque))
-# Longer values are leaves.
+# Longer values are stored as leaves, not in nodes.
 BYTES_INLINE_MAX = 256  # in bytes
 STR_INLINE_MAX = 4096  # in characters
 
@@ -71,18 +72,18 @@ _SCALARS: dict[type, Callable[[Any], Node]] = {
 def capture(state: object, *, after: object = None, waited: Collection[object] = ()) -> Captured:
     """Return the nodes, the leaves and the sources of a state.
 
-    The sources read live memory, so a change of the state before they are read also changes the bytes that are read. An
+    The sources read live memory, so a change to the state also changes the bytes of sources that are read later. An
     object with `state_dict` and `load_state_dict` is stored as its `state_dict()`.
 
     Args:
         state: The state.
-        after: An event of a device after which the state is complete. The current streams wait for it. If None, this
-            function waits for all queued work of the devices of the state.
+        after: A device event. After this event, the state is complete. The current streams wait for the event. If None,
+            this function waits for all work that is queued on the devices of the state.
         waited: The devices for which the caller has already waited.
 
     Raises:
         CannotStore: Values have a type that the format does not support, contain themselves, or are nested too deep.
-            The error has the paths of all these values, and what to do.
+            The error has the path of each such value, and a hint for it.
     """
     walk = Walk()
     node = walk.node(state, "", 1)
@@ -120,15 +121,15 @@ class Walk:
         self.left_out: list[str] = []
         self._owners: list[type] = []  # the classes of the objects whose `state_dict` is being walked
         self._open: set[int] = set()
-        self._optimizer_state: str | tuple[()] = ()  # the start of all paths in the state of the latest optimizer
-        # Classes of tensors that have no parts, so that tens of thousands of tensors are not checked for parts again.
+        self._optimizer_state: str | tuple[()] = ()  # the prefix of all paths in the state of the latest optimizer
+        # Classes whose tensors have no parts. With this set, not each of tens of thousands of tensors is checked.
         self._tensor_kinds: set[type] = set()
         self._admission: Admission | None = None
         self._tensors: dict[int, list[tuple[int, Admitted]]] = {}
         self.memories: dict[Hashable, int] = {}
 
     def captured(self, node: Node) -> Captured:
-        """Return the captured values below `node`."""
+        """Return the captured state whose root is `node`."""
         leaves = tuple(self.leaves[index] for index in range(self.leaf_count))
         sources = tuple(self.sources[index] for index in range(self.storage_count))
         return Captured(node, leaves, sources, name_chars=self.name_chars, left_out=tuple(self.left_out))
@@ -143,24 +144,24 @@ class Walk:
         # CUDA kernels that were queued before the save must end before the tensors are read.
         written = torch_leaves.wait_for(every, after, waited)
         for storage, numbered in self._tensors.items():
-            # All tensors that share a memory are known now, and therefore also the part of it that they cover.
+            # All tensors that share this memory are known now, so the part of the memory that they cover is also known.
             members = [admitted for _, admitted in numbered]
             self.sources[storage], leaves = torch_leaves.place(members, storage)
             for (index, _), leaf in zip(numbered, leaves, strict=True):
                 self.leaves[index] = leaf
-        if after is None:  # otherwise, later work is queued behind the event
+        if after is None:  # otherwise, later reads are queued behind the copies of `place`
             torch_leaves.wait_for_placing(written)
 
     def node(self, value: Any, path: str, depth: int) -> Node:
-        """Return the node of a value with this path."""
-        # Compare the exact type. A subclass may have more data than its base class, which would be lost.
+        """Return the node of the value at `path`."""
+        # Compare the exact type. A subclass may have additional data, and this data would be lost.
         kind = type(value)
         scalar = _SCALARS.get(kind)
         # Check the most common kinds first, because a state may have millions of values.
         if kind is str:
             if len(value) <= STR_INLINE_MAX and fits_json(value):
                 return value
-            # Strings of Python may have lone surrogates, for example in names of files. Strict UTF-8 would refuse them.
+            # Python strings may have lone surrogates, for example in file names. Strict UTF-8 would refuse surrogates.
             return self._text("str", path, value.encode("utf-8", "surrogatepass"))
         if kind is bytes:
             return encode_bytes(value) if len(value) <= BYTES_INLINE_MAX else self._text("bytes", path, value)
@@ -183,13 +184,13 @@ class Walk:
         if depth > MAX_DEPTH or id(value) in self._open:
             reason = "contains itself" if id(value) in self._open else f"nested deeper than {MAX_DEPTH}"
             raise CannotStore(path, f"{reason} and cannot be stored", hint="store a flatter state")
-        # As nodes, a list of a million numbers (the order of a sampler) would be the largest part of a manifest.
+        # As nodes, a list of a million numbers, such as the order of a sampler, would be most of a manifest.
         if type(value) is list and (packed := pack_numbers(value)) is not None:
             dtype, data, count = packed
             leaf = LeafRecord(path, "numbers", dtype, (count,), self.storage_count)
             return self._alone(leaf, BytesSource(path, data))
         self.name_chars += len(path) * len(value)
-        # A value may be at two places but not inside itself, so `_open` has only the values that contain this one.
+        # A value may be in two places, but not inside itself. So `_open` only has the values that contain this value.
         self._open.add(id(value))
         try:
             return self._dict(value, path, depth) if isinstance(value, dict) else self._sequence(value, path, depth)
@@ -201,7 +202,7 @@ class Walk:
             scalar(item)
             if (scalar := _SCALARS.get(type(item))) is not None
             else self.node(item, join_index(path, index), depth + 1)
-            for index, item in enumerate([*value])  # copied, as another thread may append to a deque
+            for index, item in enumerate([*value])  # copied, because another thread may append to a deque
         ]
         if type(value) is deque:
             return ["deque", items, value.maxlen]
@@ -219,7 +220,7 @@ class Walk:
             except ValueError as error:
                 self.refused.append(self.refused_key(key, path, str(error)))
                 continue
-            # A JSON object would not be sufficient, because keys may be integers or tuples, and their order counts.
+            # A JSON object cannot represent a dict, because keys may be integers or tuples, and have an order.
             pairs.append([own, self.node(item, join(path, key), depth + 1)])
         kind = type(value)
         if kind is OrderedDict:
@@ -280,7 +281,7 @@ class Walk:
                 self._owners.pop()
 
     def held_bytes(self, value: bytearray | io.BytesIO, path: str) -> Node:
-        """Return the node of a bytearray or of a file in memory, with its bytes but not its position."""
+        """Return the node of a bytearray or an io.BytesIO. The position in an io.BytesIO is not stored."""
         kind: LeafKind = "bytearray" if isinstance(value, bytearray) else "io.BytesIO"
         try:
             data = bytes(value) if isinstance(value, bytearray) else value.getvalue()
@@ -301,8 +302,8 @@ class Walk:
 
             self._admission = torch_leaves.Admission()
         admitted = self._admission.admit(value, path)
-        # An attribute that begins with an underscore is private to a library. For example, torch sets such attributes
-        # for its compiler.
+        # Attributes that begin with an underscore are private to a library, such as those that torch sets for its
+        # compiler. They are not reported.
         if vars(value) and (names := [name for name in vars(value) if not name.startswith("_")]):
             self.left_out.append(f"attributes of {plain(path)} are not stored ({', '.join(names)})")
         self._tensor_kinds.add(type(value))
@@ -325,7 +326,7 @@ class Walk:
             return ["object", self._named(fields, path, depth), name]
 
     def _named(self, parts: Mapping[str, Any], path: str, depth: int) -> list[Node]:
-        """Return the pairs of a node whose parts have names."""
+        """Return the pairs of name and node for named parts."""
         if depth > MAX_DEPTH:
             reason = f"nested deeper than {MAX_DEPTH} and cannot be stored"
             raise CannotStore(path, reason, hint="store a flatter state")
@@ -349,7 +350,7 @@ class Walk:
         extra = self.node(apart.extra, path, depth + 1)
         for i, error in enumerate(
             self.refused[refused:], refused
-        ):  # the error names the tensor of the state, not its inner part
+        ):  # make the error name the tensor of the state, not its inner part
             reason = f"a {apart.kind}, which is built from {error.message.partition(': ')[2]}"
             self.refused[i] = CannotStore(path, reason, hint=error.hint)
         if self.leaf_count > before:

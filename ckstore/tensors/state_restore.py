@@ -1,6 +1,6 @@
 """Build a state from its nodes, its leaves and the memory of its storages.
 
-The manifest must have been checked by `model/manifest/parse`. torch and NumPy are imported only for their leaves.
+`model/manifest/parse` must have checked the manifest. torch and NumPy are only imported for leaves of these libraries.
 """
 
 from __future__ import annotations
@@ -24,26 +24,30 @@ from ckstore.tensors.plain_values import unpack_numbers, value_of
 
 Keep = Callable[[str], bool]
 _ABSENT = object()
-# This is the size of two huge pages. With huge pages for all memory, loads were twice as slow on a virtual machine that
-# returns free memory to its host (docs/adr/0007).
+# The minimum size of memory for which huge pages are requested: two huge pages. With huge pages for all memory, loads
+# were twice as slow on a virtual machine that returns free memory to its host (docs/adr/0007).
 _HUGE_FROM_BYTES = 4 * 2**20
 
 
 class TensorSink(Protocol):
-    """The place where the tensors of a load are made."""
+    """The place where a load makes its tensors."""
 
     def allocate(self, sizes: Mapping[int, int]) -> Mapping[int, Any]:
-        """Return memory for large storages of tensors, which a load fills directly. Empty if this is host memory.
+        """Return memory for storages of tensors, given their sizes, for a load to fill directly.
 
-        Each value has the interface of `pieces.Memory`, and a method `storage`.
+        The result is empty if the place is host memory. Each value has the interface of `pieces.Memory`, and a method
+        `storage`.
         """
 
     def placed(self, kind: LeafKind, memory: StorageMemory) -> StorageMemory:
-        """Return the filled memory of a storage at this place, which may be a copy. Only tensors are copied."""
+        """Return the filled memory of a storage in this place, which may be a copy.
+
+        Only storages of tensors are copied.
+        """
 
 
 class HostSink:
-    """Makes tensors in host memory, where the load reads their bytes."""
+    """Makes tensors in host memory, into which the load reads their bytes."""
 
     def allocate(self, sizes: Mapping[int, int]) -> Mapping[int, Any]:  # noqa: ARG002
         """Return an empty mapping."""
@@ -58,10 +62,12 @@ HOST = HostSink()
 
 
 def sink_of(location: object, leaves: Sequence[LeafRecord]) -> TensorSink:
-    """Return the sink of a location, in the forms of ``map_location`` of `torch.load`, for a state with these leaves.
+    """Return the sink for a state with these leaves at a location.
+
+    The location has any of the forms of ``map_location`` of `torch.load`.
 
     Raises:
-        BadInput: There are tensors, and they cannot be made at that location.
+        BadInput: The state has tensors, and they cannot be made at the location.
     """
     if location is None or location == "cpu" or not any(leaf.kind == "torch" for leaf in leaves):
         return HOST
@@ -87,8 +93,8 @@ def build(
         leaves: All leaves of the manifest.
         memory: Returns the filled memory of a storage. Called once for each of `needed_storages`.
         sink: Where tensors are made. Each storage is moved once, so that tied tensors are still tied.
-        keep: Selects leaves and plain values by name. If None, all are selected. Dicts omit other values, and
-            containers that would be empty. In lists and tuples, these are replaced by None.
+        keep: Selects leaves and plain values by name. If None, all are selected. Values that are not selected, and
+            containers without a selected value, are omitted from dicts, and replaced by None in lists and tuples.
     """
     made = LeafMaker(leaves, memory, sink)
     return build_with(state, made.leaf, leaves, keep)
@@ -102,13 +108,13 @@ def build_with(
     *,
     path: str = "",
 ) -> object:
-    """Return the value of `state` at `path`, with the leaves that `leaf` returns by number."""
+    """Return the value of `state` at `path`. `leaf` returns the value of a leaf by its number."""
     try:
         value = _Building(leaf, leaves, keep).value(state, path)
     except BadInput:
         if keep is not None:
             raise
-        # Names are built only for a selection. Build the state again with names, so that the error has the name.
+        # Names are built only for a selection. Build the state again with names, so that the error names the value.
         value = _Building(leaf, leaves, lambda _: True).value(state, path)
     if value is _ABSENT:
         return {} if isinstance(state, list) and state[0] in DICTS else None
@@ -117,7 +123,7 @@ def build_with(
 
 def needed_storages(state: Node, leaves: Sequence[LeafRecord], keep: Keep | None = None) -> list[int]:
     """Return the numbers of the storages that `build` needs with this `keep`, in order."""
-    del state  # every leaf is named by exactly one node
+    del state  # exactly one node refers to each leaf, so the leaves are sufficient
     needed = {leaf.storage for leaf in leaves if not is_empty(leaf) and (keep is None or keep(leaf.name))}
     return sorted(needed)
 
@@ -160,8 +166,8 @@ def wrap(kind: LeafKind, view: memoryview) -> StorageMemory:
 
     Args:
         kind: The kind of the leaves that will be made from the storage.
-        view: Bytes of a writable buffer, such as a mapping. The buffer remains exported for as long as one of the
-            leaves exists, so that it cannot be closed.
+        view: Bytes of a writable buffer, such as a mapping. The buffer remains exported while any of the leaves exists,
+            so it cannot be closed too early.
     """
     if not view:
         return allocate(kind, 0)
@@ -191,13 +197,13 @@ class LeafMaker:
     def leaf(self, index: int) -> object:
         """Return the value of leaf `index`."""
         leaf = self._leaves[index]
-        # The storage of a tensor without elements may belong to another leaf, and must not be read for this one.
+        # A tensor without elements may have the storage of another leaf, which must not be read for this tensor.
         if is_empty(leaf):
             return make_leaf(leaf, self._sink.placed(leaf.kind, allocate(leaf.kind, 0)))
         memory = self._got.get(leaf.storage)
         if memory is None:
             memory = self._sink.placed(leaf.kind, self._memory(leaf.storage))
-            # With a second copy of a storage, tied tensors would no longer be tied.
+            # With a second copy of the storage, tied tensors would no longer be tied.
             self._got[leaf.storage] = memory
         return make_leaf(leaf, memory)
 
@@ -226,7 +232,7 @@ def make_leaf(leaf: LeafRecord, memory: StorageMemory) -> object:
 
 
 class _Building:
-    """One walk over the nodes. Names are only built if the caller selects by them."""
+    """One walk over the nodes. Names are only built if the caller selects values by name."""
 
     def __init__(
         self, leaf: Callable[[int], object], leaves: Sequence[LeafRecord], keep: Keep | None, within: str = ""
@@ -288,7 +294,10 @@ class _Building:
         return _ABSENT if self._is_absent(path, was_empty=was_empty, is_empty=not out) else out
 
     def _is_absent(self, path: str, *, was_empty: bool, is_empty: bool) -> bool:
-        """Whether a container is not selected. An empty one is selected by its own name, any other by its content."""
+        """Whether a container is not selected.
+
+        An empty container is selected by its own name, and any other container by its values.
+        """
         if self._keep is None:
             return False
         return not self._keep(path) if was_empty else is_empty
@@ -308,12 +317,12 @@ class _Building:
         return _ABSENT if fields is None else named_objects.put_together(node[2], fields, path or self._within)
 
     def _named(self, node: Node, path: str, kind: str) -> dict[str, Any] | None:
-        """Return the parts of a tensor or an object by name, or None if it is not selected."""
+        """Return the parts of a tensor or an object by name, or None if none of them is selected."""
         parts = {own: self.value(item, join(path, own)) for own, item in node[1]}
         absent = [own for own, part in parts.items() if part is _ABSENT]
         if self._is_absent(path, was_empty=not parts, is_empty=len(absent) == len(parts)):
             return None
-        # With only some parts of a sparse tensor, torch would fail later, and the error would not name the selection.
+        # With only some parts of a sparse tensor, torch would fail later, and its error would not name the selection.
         if absent:
             msg = f"{path or 'the state itself'} is one {kind}, of the parts {', '.join(parts)}"
             raise BadInput(msg, hint="select all of them, or none")

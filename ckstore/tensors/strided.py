@@ -1,4 +1,4 @@
-"""Gather the elements of a strided tensor in row-major order, a block at a time. No torch."""
+"""Gather the elements of a strided tensor in row-major order, one block at a time, without torch."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ _WHOLE = {1: "u1", 2: "u2", 4: "u4", 8: "u8"}
 class ElementBox:
     """A box of elements of a tensor."""
 
-    # The first index of the box in each dimension, and the index after its last.
-    starts: tuple[int, ...]
-    stops: tuple[int, ...]
-    # Its elements are in the bytes from `low` to `high` of the storage.
+    starts: tuple[int, ...]  # the first index in each dimension
+    stops: tuple[int, ...]  # the index after the last one in each dimension
+    # The elements of the box are in the bytes from `low` to `high` of the storage.
     low: int
     high: int
-    first: int  # offset of its first element in the storage, in bytes
+    first: int  # offset of the first element in the storage, in bytes
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Elements in each dimension."""
+        """The number of elements in each dimension."""
         return tuple(stop - start for start, stop in zip(self.starts, self.stops, strict=True))
 
 
 def blocks(
     shape: tuple[int, ...], strides: tuple[int, ...], offset: int, item_bytes: int, most_bytes: int
 ) -> Iterator[ElementBox]:
-    """Cut a tensor into boxes of at most `most_bytes`, both in the storage and when gathered.
+    """Cut a tensor into boxes of at most `most_bytes`.
 
-    A box has at least one element. The boxes are in ascending order of `low`, unless elements of one box are between
-    elements of another.
+    The limit applies both to the bytes that a box spans in the storage and to the bytes of its elements. A box has at
+    least one element, whatever the limit is. The boxes are in ascending order of `low`, unless elements of one box are
+    between elements of another box.
     """
     todo = [((0,) * len(shape), shape)]
     while todo:
@@ -99,7 +99,7 @@ class Runs:
 
 
 def runs_of(block: ElementBox, shape: tuple[int, ...], item_bytes: int) -> Runs:
-    """Return the places of a block in a tensor of this shape."""
+    """Return the places of the elements of a block in a tensor of this shape."""
     run_bytes = item_bytes
     at = len(shape)
     while at and (block.starts[at - 1], block.stops[at - 1]) == (0, shape[at - 1]):

@@ -1,8 +1,9 @@
-"""Tensors as leaves, and back. Imported only when torch is imported and a state has tensors.
+"""Convert tensors to leaves, and leaves to tensors.
 
-A stored storage has the part of a live storage that tensors of the state use. A lone tensor keeps only its elements.
-Tensors that share memory keep the union of their memory (`memory_layout.keep_parts`). Copies are only made of
-conjugate and negative views, of tensors on devices other than the CPU and CUDA, and of tensors with gaps on CUDA.
+This module is imported only if a state or a checkpoint has tensors. A checkpoint keeps only the part of a live storage
+that tensors of the state use. For a lone tensor, which shares memory with no other tensor, this part is its elements.
+For tensors that share memory, it is the union of their memory (`memory_layout.keep_parts`). Only conjugate and negative
+views, tensors on devices other than the CPU and CUDA, and CUDA tensors with gaps are copied.
 """
 
 from __future__ import annotations
@@ -49,48 +50,49 @@ class Admitted:
 
     def __init__(self, name: str, tensor: torch.Tensor, live: torch.Tensor) -> None:
         self.name = name  # its path in the state
-        # The tensor of the state and its version when it was captured. None for an inference tensor, which has no
-        # counter of writes.
+        # The tensor of the state, and its version when it was captured. None for an inference tensor, whose
+        # modifications torch does not count.
         self.watched: Watched | None = None if live.is_inference() else (live, version_of(live))
         self.dtype = DTYPE_NAMES[tensor.dtype]  # its name in the format
         self.itemsize = TORCH_ITEMSIZE[self.dtype]  # bytes of an element
         self.storage, address = _storage_of(tensor, name)
-        self.memory: Hashable = None  # equal for tensors that share memory; None if it has no elements
+        self.memory: Hashable = None  # equal for tensors that share memory; None for a tensor without elements
         self.start = self.stop = 0
-        # A state may have thousands of tensors, and each query of torch takes a tenth of a microsecond, so results are
-        # kept.
+        # A state may have thousands of tensors, and each query of torch takes a tenth of a microsecond, so the results
+        # are kept.
         self.elements = elements = tensor.numel()
         self.contiguous = contiguous = tensor.is_contiguous()
         self.shape = tuple(tensor.shape)
-        # It is strided, on the CPU or a CUDA device, and without pending conjugation or negation. If its strides are
-        # needed later, it is detached, because a `state_dict()` that is called later in the walk may give the parameter
-        # other memory (``p.data = …``).
+        # This tensor is strided, on the CPU or a CUDA device, and without pending conjugation or negation. It is
+        # detached unless it is contiguous, because its strides are needed later, and a `state_dict()` that is called
+        # later in the walk may give the parameter other memory (``p.data = …``).
         self.tensor = tensor if contiguous else tensor.detach()
-        # A manifest may not contain a stride of 2^60, which torch allows for a single element.
-        if not (elements and contiguous):  # otherwise, it has no more elements than bytes
+        # torch allows a stride of 2^60 for a single element, but a manifest may not contain such a number.
+        if not (elements and contiguous):  # otherwise, the number of elements is limited by the memory
             check_numbers(name, tensor.shape, tensor.stride())
         if elements:
             # Its elements span the bytes from `start` to `stop` of its storage.
             self.start = int(tensor.storage_offset()) * self.itemsize
             span = elements if contiguous else span_elements(tensor.shape, tensor.stride())
             self.stop = self.start + span * self.itemsize
-            # FSDP and offloading free the memory and keep the tensor. Reading it would read other memory, or crash.
+            # FSDP and offloading free the memory of a tensor, and keep the tensor. Reading such a tensor would read
+            # other memory, or crash.
             if self.stop > self.storage.nbytes():
                 found = f"a storage of {self.storage.nbytes()} bytes, {self.stop} needed"
                 hint = "its memory was freed (FSDP, offloading); gather it before saving"
                 raise CannotStore(name, f"a tensor without its memory: {found}", hint=hint)
-            device = tensor.get_device()  # -1 for the CPU, or the number of a CUDA device
+            device = tensor.get_device()  # the number of a CUDA device, or -1 for the CPU
             self.memory = address if device < 0 else (device, address)
 
 
 class Admission:
-    """Admits the tensors of one state. A tensor that must be copied is copied once."""
+    """Checks the tensors of one state. A tensor that must be copied is copied once."""
 
     def __init__(self) -> None:
         self._copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def admit(self, tensor: torch.Tensor, path: str) -> Admitted:
-        """Return a tensor of the state, ready to be placed."""
+        """Return a tensor of the state in the form that `place` needs, or raise if it cannot be stored."""
         kind = type(tensor)
         if (
             (kind is not torch.Tensor and kind is not torch.nn.Parameter)
@@ -100,7 +102,7 @@ class Admission:
             or _has_names(tensor)
         ):
             refuse_tensor(tensor, path)
-        # The bits of conjugate and negative views do not represent their values, so they are resolved first.
+        # The bits of conjugate and negative views do not represent their values, so `_copy` resolves such views.
         if (tensor.is_cpu or tensor.is_cuda) and not tensor.is_conj() and not tensor.is_neg():
             return Admitted(path, tensor, tensor)
         if tensor.is_meta:
@@ -112,12 +114,12 @@ class Admission:
         if kept is None:
             plain = _resolve_conj(tensor.detach()).resolve_neg()
             kept = tensor, plain if plain.device.type in ("cpu", "cuda") else plain.cpu()
-            self._copies[id(tensor)] = kept  # with the tensor, so that its id is not reused
+            self._copies[id(tensor)] = kept  # the tensor is also kept, so that its id is not reused
         return kept[1]
 
 
 def _resolve_conj(tensor: torch.Tensor) -> torch.Tensor:
-    if not tensor.is_conj() or DTYPE_NAMES[tensor.dtype] != "bcomplex32":  # torch 2.15 has no kernel for it
+    if not tensor.is_conj() or DTYPE_NAMES[tensor.dtype] != "bcomplex32":  # torch 2.15 has no kernel for this dtype
         return tensor.resolve_conj()
     pairs = torch.view_as_real(tensor.conj()).clone()
     pairs[..., 1].neg_()
@@ -134,7 +136,8 @@ def place(members: Sequence[Admitted], storage: int) -> tuple[ByteSource, list[L
     if len(members) > 1:
         return _place_shared(members, storage)
     lone = members[0]
-    # A transposed weight fills its span, so its layout is kept, uncopied. With a slice, the gaps would also be stored.
+    # A transposed weight has no gaps, so it is stored in its own layout, without a copy. A slice has gaps, which would
+    # also be stored, so it is stored in row-major order.
     if not lone.contiguous and lone.stop - lone.start > lone.elements * lone.itemsize:
         source, leaf = place_row_major(lone, storage)
         return source, [leaf]
@@ -144,7 +147,7 @@ def place(members: Sequence[Admitted], storage: int) -> tuple[ByteSource, list[L
 
 
 def place_row_major(lone: Admitted, storage: int) -> tuple[ByteSource, LeafRecord]:
-    """Return the source and the leaf of a lone tensor, row-major whatever its strides."""
+    """Return the source and the leaf of a lone tensor in row-major order, whatever its strides are."""
     leaf = LeafRecord(lone.name, "torch", lone.dtype, lone.shape, storage)
     if not lone.contiguous and lone.tensor.is_cpu:
         return StridedSource(lone.name, as_bits(lone.tensor), lone.stop, _watched(lone)), leaf
@@ -162,8 +165,11 @@ def _watched(lone: Admitted) -> tuple[Watched, ...]:
 def wait_for(
     members: Iterable[Admitted], after: object = None, waited: Collection[object] = ()
 ) -> Collection[torch.device]:
-    """Wait for the queued work that may write to tensors, except on the devices in `waited`; return all devices."""
-    # A process with eight GPUs need not wait for those without saved tensors.
+    """Wait for queued work that may write to tensors, and return the devices of these tensors.
+
+    The function does not wait for the devices in `waited`. For `after`, see `state_capture.capture`.
+    """
+    # A process with eight GPUs need not wait for GPUs without saved tensors.
     devices = {member.tensor.device for member in members if not member.tensor.is_cpu}
     if devices:
         streams.wait(devices.difference(waited), after)
@@ -171,25 +177,25 @@ def wait_for(
 
 
 def wait_for_placing(devices: Iterable[torch.device]) -> None:
-    """Wait for the copies that `place` queued on these devices, but not for running copies of the state."""
+    """Wait for the copies that `place` queued on these devices, but not for transfers on other streams."""
     for device in devices:
         streams.system.synchronize_current(device)
 
 
 def make_tensor(leaf: LeafRecord, flat: torch.Tensor) -> torch.Tensor:
-    """Return the tensor of a leaf, which shares the memory of `flat`, and is on its device."""
+    """Return the tensor of a leaf, in the memory of `flat`, which has the bytes of the leaf's storage."""
     if leaf.dtype not in DTYPES:
         msg = f"{leaf.name}: dtype {leaf.dtype} is not known to torch {torch.__version__}"
         raise BadInput(msg, hint="install a newer torch")
     dtype = DTYPES[leaf.dtype]
-    if leaf.dtype in ("complex32", "bcomplex32"):  # new_empty would warn that they are experimental
+    if leaf.dtype in ("complex32", "bcomplex32"):  # new_empty would warn that these dtypes are experimental
         tensor = flat.new_empty(0, dtype=torch.float16).view(dtype)
     else:
         tensor = flat.new_empty(0, dtype=dtype)
     if 0 in leaf.shape:
         return tensor.resize_(leaf.shape)
     offset, rest = divmod(leaf.offset, TORCH_ITEMSIZE[leaf.dtype])
-    # torch counts offsets in elements. An offset in a damaged manifest must not be rounded to another element.
+    # torch counts offsets in elements. A wrong offset in a damaged manifest must not be rounded to another element.
     if rest:
         raise BadInput(f"{leaf.name}: begins at byte {leaf.offset}, where {leaf.dtype} cannot begin")
     strides = row_major(leaf.shape) if leaf.strides is None else leaf.strides
@@ -197,35 +203,42 @@ def make_tensor(leaf: LeafRecord, flat: torch.Tensor) -> torch.Tensor:
 
 
 def flat_tensor(memory: StorageMemory) -> torch.Tensor:
-    """Return the bytes of a storage as a tensor without a copy, whatever kind of leaf it was made for."""
+    """Return the bytes of a storage as a tensor without a copy, even if they were not allocated for tensors."""
     owner = memory.owner
     return owner if isinstance(owner, torch.Tensor) else bytes_in(memory.view)
 
 
 def as_bits(tensor: torch.Tensor) -> torch.Tensor:
-    """Return `tensor` as integers of the size of its elements, without gradient; it must not be conjugate."""
-    # Copying integers works for every dtype, without a warning, and changes no bit, not even those of an invalid bool.
+    """Return a view of `tensor` as integers of the size of its elements, without gradient.
+
+    `tensor` must not be a conjugate view.
+    """
+    # Copying integers works for every dtype, without a warning, and changes no bits, not even those of an invalid bool.
     bits = _BITS.get(tensor.element_size())
     return tensor.detach() if bits is None else tensor.detach().view(bits)
 
 
 def empty_bytes(nbytes: int) -> torch.Tensor:
-    """Return a flat CPU tensor of `nbytes` undefined bytes, aligned to 64."""
+    """Return a flat CPU tensor of `nbytes` undefined bytes, aligned to 64 bytes."""
     return torch.empty(nbytes, dtype=torch.uint8, device="cpu")
 
 
 def bytes_in(view: memoryview) -> torch.Tensor:
-    """Return a flat tensor over `view`, which must not be empty, and remains exported while the tensor exists."""
+    """Return a flat tensor over `view`, which must not be empty.
+
+    The buffer of `view` remains exported while the tensor exists.
+    """
     return torch.frombuffer(view, dtype=torch.uint8)
 
 
 def _place_shared(members: Sequence[Admitted], storage: int) -> tuple[ByteSource, list[LeafRecord]]:
     align_bytes = max(member.itemsize for member in members)
-    # Views keep their distances, so that they share memory again after a load.
+    # Views keep their distances from one another, so that they share memory again after a load.
     parts, size = keep_parts(((m.start, m.stop) for m in members), align_bytes)
-    # Two storages at one address may have different lengths (torch.from_numpy of two slices).
+    # Two storages at one address may have different lengths, for example after torch.from_numpy of two slices.
     live = max((member.storage for member in members), key=lambda s: s.nbytes())
-    # Each view has the counter of its own base, so a write through one view may not change the counter of another.
+    # A view uses the modification counter of its base, and bases may differ. So a write through one view may not change
+    # the counter of another view.
     watched = [member.watched for member in members if member.watched is not None]
     leaves = []
     for member in members:

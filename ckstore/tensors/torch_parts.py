@@ -1,6 +1,7 @@
-"""Tensors that consist of other tensors: sparse ones, and allowed subclasses. Imported only for these.
+"""Tensors that consist of other tensors, that is, sparse tensors and tensors of allowed subclasses.
 
-`safe_classes` decides which classes are allowed. No class is imported by its name.
+This module is imported only if a state has such tensors. `safe_classes` decides which subclasses are allowed. No class
+is imported by its name.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from ckstore.tensors.walks import with_others
 
 
 class TensorParts(NamedTuple):
-    """The parts of a tensor."""
+    """The parts of a tensor, and its extra data."""
 
     kind: str  # ``sparse_coo``, ``sparse_csr``, or the full name of its class
     tensors: dict[str, torch.Tensor]  # its parts by name
@@ -28,7 +29,7 @@ class TensorParts(NamedTuple):
 
 
 def take_apart(tensor: Any) -> TensorParts | None:
-    """Return the parts of a tensor, or None if it is stored, or refused, as a whole."""
+    """Return the parts of a tensor, or None for a tensor that is stored without parts or refused."""
     plain = type(tensor) is torch.Tensor or type(tensor) is torch.nn.Parameter
     if plain and tensor.layout is torch.sparse_coo and not tensor.is_meta:
         # `indices()` refuses an uncoalesced tensor. The raw parts restore the same tensor.
@@ -40,7 +41,8 @@ def take_apart(tensor: Any) -> TensorParts | None:
         parts = {"crow_indices": found.crow_indices(), "col_indices": found.col_indices(), "values": found.values()}
         return TensorParts("sparse_csr", parts, found.shape)
     kind = type(tensor)
-    # The protocol runs code of the class, at the save and at the load, so the user must have allowed the class.
+    # torch's protocol for subclasses runs code of the class during a save and a load, so the user must have allowed the
+    # class.
     if plain or is_named_refused(kind) or not _has_protocol(kind) or not is_allowed(kind):
         return None
     names, context = tensor.__tensor_flatten__()
@@ -49,13 +51,13 @@ def take_apart(tensor: Any) -> TensorParts | None:
 
 
 def without_location(extra: Node) -> Node:
-    """Return the data for reassembling parts without the devices in it."""
+    """Return the extra data of a tensor, with None in place of each device."""
     return with_others(extra, "torch.device", lambda _: None)
 
 
 def at_location_of(parts: Mapping[str, object], extra: Node) -> Node:
-    """Return the data for reassembling parts, with each device in it replaced by the device of the parts."""
-    # The data may contain the device at the save, which may be a GPU that this machine does not have.
+    """Return the extra data of a tensor, with the device of its parts in place of each device."""
+    # The data may contain the device from which the tensor was saved, such as a GPU that this machine does not have.
     locations = {getattr(part, "device", None) for part in parts.values()}
     if len(locations) != 1:
         return extra
@@ -64,13 +66,13 @@ def at_location_of(parts: Mapping[str, object], extra: Node) -> Node:
 
 
 def put_together(kind: str, tensors: Mapping[str, object], extra: Any, path: str) -> object:
-    """Return the tensor of these parts."""
+    """Build a tensor from its parts and its extra data."""
     name = plain(path) or "the state itself"
     if not all(isinstance(part, torch.Tensor) for part in tensors.values()):
         raise BadInput(f"{name}: a tensor of kind {kind} has parts that are no tensors", hint="select other names")
     parts: dict[str, Any] = dict(tensors)
     try:
-        # Without the check, indices of a damaged or hostile checkpoint could make torch access other memory.
+        # Without `check_invariants`, indices of a damaged or hostile checkpoint could make torch access other memory.
         if kind == "sparse_coo":
             shape, coalesced = extra
             indices, values = parts["indices"], parts["values"]
@@ -95,7 +97,7 @@ def put_together(kind: str, tensors: Mapping[str, object], extra: Any, path: str
 
 
 def _has_protocol(kind: Any) -> bool:
-    """Whether tensors of a class support torch's protocol for subclasses."""
+    """Whether a class supports torch's protocol for subclasses, by which a tensor is split into parts."""
     if not isinstance(kind, type) or not issubclass(kind, torch.Tensor):
         return False
     return hasattr(kind, "__tensor_flatten__") and hasattr(kind, "__tensor_unflatten__")
@@ -113,7 +115,7 @@ _BY_LAYOUT = {torch.sparse_csc: "store value.to_dense(), or value.ccol_indices()
 
 
 def is_named_refused(kind: type) -> bool:
-    """Whether tensors of a class are refused, although torch can split them."""
+    """Whether tensors of a class are refused, even if torch can split them into parts."""
     return kind.__name__ in _BY_CLASS
 
 

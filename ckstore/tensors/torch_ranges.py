@@ -1,4 +1,7 @@
-"""Values out of the range of a dtype. A conversion changes them to infinity, the largest number, or any number."""
+"""Count values that are out of the range of a dtype.
+
+A conversion changes such a value to infinity, to the largest number of the dtype, or to an arbitrary number.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +20,14 @@ def count_beyond(values: torch.Tensor, dtype: torch.dtype) -> int:
         return 0
     low, high, has_infinity = _range(dtype)
     own_low, own_high, own_infinity = _range(values.dtype)
-    if low <= own_low and own_high <= high and has_infinity >= own_infinity:  # no value can be beyond
+    if low <= own_low and own_high <= high and has_infinity >= own_infinity:  # no value can be out of range
         return 0
     values = _real(values.detach())
-    # This pass is usually the only one. If a value is NaN, both results are NaN, and the values are counted below.
+    # This pass is usually sufficient. If a value is NaN, both results are NaN, so the values are counted below.
     smallest, largest = (float(one) for one in values.aminmax())
     if low <= smallest and largest <= high:
         return 0
-    # In a narrow dtype, the limits would be rounded.
+    # In a narrow dtype, the limits would be rounded before the comparison.
     values = values.float() if values.dtype in {torch.float16, torch.bfloat16} else values
     count = int((values < low).sum() + (values > high).sum())
     return count - int(values.isinf().sum()) if has_infinity and values.is_floating_point() else count

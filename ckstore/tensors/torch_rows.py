@@ -8,7 +8,10 @@ import torch
 
 
 def views_of(tensor: torch.Tensor, first: int, count: int) -> Iterator[tuple[int, torch.Tensor]]:
-    """Yield views of `count` elements from `first` on, each with the number of elements before it."""
+    """Yield views that together have `count` elements, from element `first` on.
+
+    Each view is preceded by the number of elements in the views before it.
+    """
     if tensor.dim() <= 1 or tensor.is_contiguous():
         yield 0, tensor.reshape(-1)[first : first + count]  # here, reshape returns a view
         return

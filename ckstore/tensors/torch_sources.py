@@ -31,7 +31,7 @@ class TorchSource:
     ) -> None:
         self.name = name
         self.nbytes = nbytes
-        self.watched = watched  # the tensors whose versions count modifications
+        self.watched = watched  # its tensors, whose versions count modifications
         self.space = space_of(storage.device)
         self._storage = storage
         self._start = start
@@ -39,9 +39,9 @@ class TorchSource:
         self._view = memoryview(b"")
 
     def view(self, start: int, stop: int) -> memoryview | None:
-        """Return these bytes without a copy, or None in another memory space."""
-        # The view is valid until the storage is resized, which every call checks. A thread that resizes it while its
-        # bytes are read violates the rule that a state must not change until `save` returns.
+        """Return these bytes without a copy, or None if they are not in host memory."""
+        # The view is valid until the storage is resized, so every call checks the storage. A state must not change
+        # until `save` returns, so no thread may resize the storage while its bytes are read.
         if self._address is None:
             if self.space is not None:
                 return None
@@ -66,12 +66,15 @@ class TorchSource:
         return [(0, self.flat()[start:stop])] if stop > start else []
 
     def addresses(self, start: int, stop: int) -> list[tuple[torch.device, int, int]]:
-        """Return device, address and size of these bytes. This takes a fifth of the time of making a tensor."""
+        """Return the device, the address and the size of these bytes.
+
+        This takes a fifth of the time of creating a tensor.
+        """
         storage = self._storage
         return [(storage.device, storage.data_ptr() + self._start + start, stop - start)] if stop > start else []
 
     def weakly(self) -> tuple[StorageWeakRef, int] | None:
-        """Return a weak reference to its storage, and the offset of these bytes in it."""
+        """Return a weak reference to the storage, and the offset of these bytes in the storage."""
         return StorageWeakRef(self._storage), self._start  # type: ignore[no-untyped-call]
 
     def changed(self) -> bool:
@@ -85,7 +88,7 @@ class TorchSource:
 
 
 class GappedSource:
-    """Ranges of a live storage placed one after another, with zeros between; see `captured.ByteSource`."""
+    """Ranges of a live storage at given offsets, with zeros between the ranges; see `captured.ByteSource`."""
 
     __slots__ = ("_places", "_sources", "name", "nbytes", "watched")
 
@@ -116,10 +119,10 @@ class GappedSource:
         return self._sources[at].view(start - self._places[at], stop - self._places[at])
 
     def read_into(self, start: int, stop: int, out: memoryview) -> None:
-        """Copy these bytes into `out`, with zeros for gaps."""
+        """Copy these bytes into `out`, and write zeros for gaps."""
         done = start
         for place, source, low, high in self._between(start, stop):
-            # A gap is written as zeros. The live memory of a gap belongs to no tensor, and may differ in each save.
+            # The live memory of a gap belongs to no tensor, and may differ in each save, so it is not copied.
             out[done - start : low - start] = bytes(low - done)
             source.read_into(low - place, high - place, out[low - start : high - start])
             done = high
@@ -136,10 +139,13 @@ class GappedSource:
         return [place for at, source, low, high in found for place in source.addresses(low - at, high - at)]
 
     def weakly(self) -> None:
-        """Return None, since several ranges are not remembered."""
+        """Return None, since a reference can only name one range of a storage."""
 
     def _between(self, start: int, stop: int) -> Iterator[tuple[int, TorchSource, int, int]]:
-        """Yield place and source of each range with bytes from `start` to `stop`, and the limits of these bytes."""
+        """Yield place and source of each range with bytes from `start` to `stop`, and the limits of these bytes.
+
+        Places and limits are offsets in this source.
+        """
         first = max(bisect_right(self._places, start) - 1, 0)
         for place, source in zip(self._places[first:], self._sources[first:], strict=True):
             if place >= stop:
@@ -154,9 +160,10 @@ class GappedSource:
 
 
 class StridedSource:
-    """The elements of a strided tensor on the CPU in row-major order, gathered as they are read; see `ByteSource`.
+    """The elements of a strided CPU tensor in row-major order; see `captured.ByteSource`.
 
-    A copy of all elements would take as much memory again until the end of the save.
+    The elements are gathered when they are read. A copy of all elements would double the memory of the tensor until the
+    end of the save.
     """
 
     __slots__ = ("_bits", "_item_bytes", "_stop", "name", "nbytes", "watched")
@@ -180,9 +187,9 @@ class StridedSource:
         if start == stop:
             return
         first, last = start // self._item_bytes, -(-stop // self._item_bytes)
-        # Gather into separate memory: `out` may begin in the middle of an element.
+        # Gather the elements in separate memory, because `out` may begin in the middle of an element.
         values = torch.empty(last - first, dtype=self._bits.dtype, device="cpu")
-        # torch would raise its own RuntimeError about the sizes of a view.
+        # Without this check, torch would raise a RuntimeError about the sizes of a view.
         if self._bits.untyped_storage().nbytes() < self._stop:
             raise _lost_memory(self.name)
         for before, view in views_of(self._bits, first, values.numel()):
@@ -199,7 +206,7 @@ class StridedSource:
 
 
 def storage_of(weak: StorageWeakRef) -> torch.UntypedStorage | None:
-    """Return the storage if another object keeps it alive, otherwise None."""
+    """Return the storage of a weak reference, or None if no other object keeps the storage alive."""
     found: torch.UntypedStorage | None = torch.UntypedStorage._new_with_weak_ptr(weak.cdata)  # noqa: SLF001
     return found
 
@@ -219,7 +226,7 @@ def memory_at(address: int, nbytes: int) -> memoryview:
 
 
 def version_of(tensor: torch.Tensor) -> int:
-    """Return torch's count of in-place modifications of `tensor`. Inference tensors have none."""
+    """Return torch's count of in-place modifications of `tensor`, which must not be an inference tensor."""
     return tensor._version  # noqa: SLF001
 
 
@@ -229,5 +236,5 @@ def was_changed(watched: tuple[Watched, ...]) -> bool:
 
 
 def beside(tensor: torch.Tensor) -> torch.device:
-    """Return a context in which torch makes tensors in the memory of `tensor`, whatever the default of the program."""
+    """Return a context in which torch creates tensors on the device of `tensor`, whatever the default device is."""
     return tensor.device

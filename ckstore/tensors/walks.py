@@ -31,7 +31,10 @@ def with_leaves(node: Node, number_of: Callable[[int], int]) -> Node:
 
 
 def with_others(node: Node, tag: str, other: Callable[[Node], Node]) -> Node:
-    """Return a node in which each node with this tag is replaced by the result of `other`, called in order."""
+    """Return a copy of a node in which each node with this tag is replaced by the result of `other`.
+
+    `other` is called in the order of the nodes.
+    """
     if not isinstance(node, list):
         return node
     if node[0] == tag:
@@ -44,9 +47,9 @@ def with_others(node: Node, tag: str, other: Callable[[Node], Node]) -> Node:
 
 
 def parts_in(node: Node, path: str = "", tag: str = "parts") -> Iterator[tuple[str, Node]]:
-    """Yield name and node of the tensors that consist of other tensors, at and below a node, without their parts.
+    """Yield the name and the node of each tensor that consists of other tensors, at and below a node.
 
-    With another `tag`, yield the nodes with that tag.
+    The parts of such a tensor are not searched. With another `tag`, the nodes with that tag are yielded instead.
     """
     if not isinstance(node, list):
         return
@@ -61,7 +64,7 @@ def parts_in(node: Node, path: str = "", tag: str = "parts") -> Iterator[tuple[s
 
 
 def shape_of_parts(node: Node) -> tuple[int, ...] | None:
-    """Return the shape of a tensor that consists of several tensors, according to its node, or None."""
+    """Return the shape of a tensor that consists of other tensors, or None if its node has no valid shape."""
     extra = node[3]
     if node[2] != "sparse_csr":  # (shape, coalesced) or (context, shape, strides)
         items = extra[1] if isinstance(extra, list) and extra[0] == "tuple" else []
@@ -73,7 +76,7 @@ def shape_of_parts(node: Node) -> tuple[int, ...] | None:
 
 
 def name_below(path: str, key: object) -> str:
-    """Return the name of the value at `key` of a dict, even if the key cannot be stored."""
+    """Return the name of the value for `key` in a dict at `path`, even if the key cannot be stored."""
     if key is None or isinstance(key, str | int | float | tuple):
         return join(path, key)
     return f"{path}[{key!r}]"

@@ -4,7 +4,7 @@ The modules that do this work are imported only for a state or a target on a dev
 """
 
 GROUPED_BELOW_BYTES = 256 * 2**10
-"""Storages below this size are transferred together. PCIe moves this many bytes in 5 µs, the cost of a request."""
+"""Storages below this size are transferred together. PCIe moves this many bytes in the 5 µs that a request costs."""
 # These are odd numbers without a pattern, from the finalizers of MurmurHash3, SplitMix64 and similar hashes. All are at
 # least 2^63, so that Triton treats each as an unsigned number.
 MIXES = (

@@ -23,7 +23,7 @@ class DeviceSource(Protocol):
     nbytes: int
 
     def flat_parts(self, start: int, stop: int) -> list[tuple[int, Any]]:
-        """Return the parts of these bytes on the device, as flat tensors with their offsets. The rest is zeros."""
+        """Return the parts of these bytes on the device, as flat tensors with their offsets. Other bytes are zeros."""
 
     def addresses(self, start: int, stop: int) -> list[tuple[Any, int, int]]:
         """Return the device, the address and the size of each part that `flat_parts` returns."""
@@ -62,8 +62,9 @@ def start(pairs: Iterable[tuple[DeviceSource, int]], flat: torch.Tensor, *, behi
     Args:
         pairs: Each source with its offset. Small sources must be in ascending order of their offsets.
         flat: The memory to copy to.
-        behind_current: Whether the copies begin after the queued work of the current streams, and later work of these
-            streams waits for the copies. If False, the caller has waited for the devices, and waits for the copies.
+        behind_current: Whether the copies begin after the work queued on the current streams, and later work of these
+            streams waits for the copies. If False, the caller must wait for the devices before this call, and for the
+            copies after it.
     """
     copying = Copying()
     queues: dict[torch.device, _Queue] = {}
@@ -72,7 +73,7 @@ def start(pairs: Iterable[tuple[DeviceSource, int]], flat: torch.Tensor, *, behi
             copying.keep(source)
             end = 0
             for at, part in source.flat_parts(0, source.nbytes):
-                # Bytes between the parts belong to no tensor. They must not be those of an earlier save.
+                # Bytes between the parts belong to no tensor. Without this, they would be bytes of an earlier save.
                 if at > end:
                     flat[offset + end : offset + at].zero_()
                 end = at + part.numel()
@@ -90,7 +91,7 @@ def start(pairs: Iterable[tuple[DeviceSource, int]], flat: torch.Tensor, *, behi
             copying.add(queue.lane.mark())
             if behind_current:
                 queue.lane.lead()
-    except BaseException:  # even after Ctrl-C: nothing may use the memory until all started transfers end
+    except BaseException:  # even after Ctrl-C, nothing may use the memory until all started transfers end
         for queue in queues.values():
             queue.lane.mark().synchronize()
         raise
@@ -115,7 +116,7 @@ class _Queue:
                 self.lane.copy(self._flat[offset : offset + nbytes], part)
             return
         gap = offset - self._run_end
-        # Only fill gaps from alignment. A wider gap may belong to another source, which is copied separately.
+        # Only fill gaps that alignment caused. A wider gap may belong to another source, which is copied separately.
         if self._run and (not 0 <= gap < _ALIGNMENT or offset + nbytes - self._run_at > _TOGETHER_BYTES):
             self.flush()
         if not self._run:

@@ -1,4 +1,7 @@
-"""Make the tensors of a load on devices; see `state_restore.TensorSink`. Imported only if a load asks for a device."""
+"""Make the tensors of a load on devices; see `state_restore.TensorSink`.
+
+This module is imported only if a load requests a device.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ class DeviceSink:
     """Makes tensors at a location, which has any of the forms of ``map_location`` of `torch.load`.
 
     The location is a device, a mapping from ``"cpu"`` to a device, or a function. The function is called with a storage
-    and ``"cpu"``. It returns the storage to use, or None to use the given one.
+    and ``"cpu"``. It returns the storage to use, or None to use the given storage.
     """
 
     def __init__(self, location: object) -> None:
@@ -27,12 +30,12 @@ class DeviceSink:
         self._is_function = callable(self._target) and not isinstance(self._target, torch.device)
 
     def check(self) -> None:
-        """Raise if tensors cannot be placed at the location. A function is not called."""
+        """Raise if tensors cannot be placed at the location. A location that is a function is not checked."""
         if isinstance(self._location, torch.device) or not callable(self._location):
             self._moved(torch.empty(0, dtype=torch.uint8, device="cpu"))
 
     def allocate(self, sizes: Mapping[int, int]) -> dict[int, Any]:
-        """Return memory for storages of these sizes. Return nothing if no transfers fill memory at this location."""
+        """Return memory for storages of these sizes, or an empty dict if a load cannot fill memory at this location."""
         # A function of the user receives filled storages on the CPU.
         if self._target is None or self._is_function:
             return {}
@@ -50,7 +53,7 @@ class DeviceSink:
         """Return the memory of a storage at the location, which may be a copy. Only the memory of tensors is copied.
 
         Raises:
-            BadInput: torch has no such device, the device has no room, or the function returns a wrong value.
+            BadInput: torch has no such device, the device lacks memory, or the function returns a wrong value.
         """
         if kind != "torch":
             return memory
@@ -62,7 +65,7 @@ class DeviceSink:
         try:
             if not self._is_function:
                 return flat if self._target is None else flat.to(torch.device(self._target))
-            # Call the function like `torch.load` does, so that functions for `map_location` work.
+            # Call the function as `torch.load` does, so that functions for `map_location` work.
             storage = self._target(flat.untyped_storage(), "cpu")
             if storage is None:
                 return flat

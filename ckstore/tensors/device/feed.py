@@ -41,9 +41,9 @@ class Feed:
         streams.system.synchronize(self._device)
 
     def windows(self, flat: torch.Tensor) -> Iterator[memoryview]:
-        """Yield memory for each part of `flat` in turn. A full slot is transferred to the device.
+        """Yield host memory for each part of `flat` in turn, which the caller fills.
 
-        Two threads must not fill the same `flat` at the same time.
+        A full slot is transferred to the device. Two threads must not fill the same `flat` at the same time.
         """
         slots = self._slots()
         for at in range(0, flat.numel(), SLOT_BYTES):
@@ -106,7 +106,7 @@ class DeviceMemory:
         return DeviceMemory(self.flat[at], self.feed)
 
     def windows(self) -> Iterator[memoryview]:
-        """Yield memory for each part in turn, like `Feed.windows`."""
+        """Yield host memory for each part in turn, like `Feed.windows`."""
         if self.feed is None:
             raise RuntimeError("memory on a device is filled inside `filling`")
         return self.feed.windows(self.flat)
@@ -127,7 +127,7 @@ class DeviceMemory:
     def filling(memories: Iterable[DeviceMemory]) -> Iterator[None]:
         """Return a context in which these memories can be filled.
 
-        At its start, it waits for all queued work of the devices. At its end, it waits for its own transfers.
+        On entry, the context waits for all work queued on the devices. On exit, it waits for its own transfers.
         """
         feeds: dict[torch.device, Feed] = {}
         for memory in memories:
@@ -138,7 +138,7 @@ class DeviceMemory:
             memory.feed = feeds[device]
         try:
             yield
-        finally:  # even after an error: pending copies read memory of this process
+        finally:  # even after an error, because pending copies read memory of this process
             for feed in feeds.values():
                 feed.finish()
 
@@ -155,7 +155,7 @@ class DeviceReader:
     def parts(self, source: DeviceSource, start: int, stop: int, part_bytes: int) -> Iterator[memoryview]:
         """Yield the bytes part by part as they arrive. All transfers are queued before the first part is yielded.
 
-        The parts are adjacent in memory, and are valid until the next call.
+        The parts are adjacent in memory, and remain valid until the next call.
         """
         flat, view = self._buffer.flat, self._buffer.view
         marks: list[list[StreamMark]] = []
@@ -200,7 +200,7 @@ def fetch(sources: Sequence[DeviceSource]) -> list[memoryview]:
     for source in sources:
         offsets.append(end)
         end += -(-source.nbytes // _ALIGNMENT) * _ALIGNMENT
-    # This memory is not pinned, because it exists as long as the returned views and has only a few megabytes.
+    # This memory is not pinned, because it is only a few megabytes, and must exist as long as the returned views.
     memory = memoryview(bytearray(end))
     flat = torch.frombuffer(memory, dtype=torch.uint8)
     device_copies.start(zip(sources, offsets, strict=True), flat, behind_current=False).wait()

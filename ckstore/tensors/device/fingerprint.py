@@ -1,9 +1,10 @@
-"""Fingerprints of bytes on a device: 128 bits, computed on the device, that detect changes. No file is named by them.
+"""Detect changes of bytes on a device by fingerprints of 128 bits, which are computed on the device.
 
-A region is treated as words of 64 bits. A fingerprint has two sums, modulo 2^64 and with different constants, of a mix
-of each word with its position. For a given position, the mix is a bijection of the word, so another word always changes
-the sum. Thus a change of one element of up to 8 bytes is always detected. For other changes, a fingerprint is a
-checksum of 128 bits, without protection against bytes that were chosen to collide (docs/adr/0018).
+Fingerprints are never used as names of files. A region is treated as a sequence of 64-bit words. Each word is mixed
+with its position, and a fingerprint has the sum of these mixes modulo 2^64, for each of two sets of constants. For a
+given position, different words have different mixes, so a change of one word always changes the sum. Thus a change of
+one element of up to 8 bytes is always detected. For other changes, a fingerprint is a checksum of 128 bits, without
+protection against bytes that were chosen to collide (docs/adr/0018).
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from ckstore.tensors.device.device_copies import DeviceSource
 
 Kernel = Callable[[Sequence[tuple[int, int]], torch.device], torch.Tensor]
 WORD_BYTES = 8
-# torch needs four times this number of bytes in addition to the state. A larger number would save no time.
+# The number of bytes that torch processes at a time. torch needs four times this memory in addition to the state. A
+# larger number would save no time.
 _SLICE_BYTES = 16 * 2**20
 _PART_BYTES = 32 * 2**20
 """Larger regions are cut, because the kernel uses a fixed number of programs for each region."""
@@ -31,10 +33,10 @@ _LARGE_BYTES = 2**20
 
 
 def fingerprints(chunks: Sequence[tuple[DeviceSource, int, int]]) -> list[bytes]:
-    """Return the fingerprint of each byte range of a source, computed on the current streams; waits for the results.
+    """Return the fingerprint of each byte range of a source.
 
-    A fingerprint has 16 bytes for each contiguous part of the range. The result is empty if a device has not enough
-    memory to compute it.
+    The fingerprints are computed on the current streams, and this function waits for them. A fingerprint has 16 bytes
+    for each contiguous part of the range. The result is empty if a device does not have enough memory to compute it.
     """
     numbered: dict[torch.device, list[int]] = defaultdict(list)
     places: dict[torch.device, list[tuple[int, int]]] = defaultdict(list)
@@ -60,8 +62,11 @@ def _rows(
     device: torch.device,
     kernel: Kernel | None,
 ) -> list[bytes]:
-    """Return the two sums of each part. `indexes` has the index of each part's chunk, and `places` its location."""
-    # The kernel can only read aligned words. torch computes the sums of other views, which are rare.
+    """Return the two sums of each part of the chunks, in 16 bytes.
+
+    For each part, `indexes` has the index of its chunk, and `places` its address and size.
+    """
+    # The kernel can only read aligned words. For other parts, which are rare, torch computes the sums.
     even = [] if kernel is None else [at for at, (address, _) in enumerate(places) if address % WORD_BYTES == 0]
     rows = [b""] * len(places)
     if kernel is not None and even:
@@ -76,7 +81,7 @@ def _rows(
 
 
 def of_storages(sources: Sequence[DeviceSource]) -> list[bytes]:
-    """Return the fingerprint of each source; empty if `fingerprints` returns nothing."""
+    """Return the fingerprint of each source, or an empty list if `fingerprints` returns one."""
     cuts = [
         (i, at, min(at + _PART_BYTES, source.nbytes))
         for i, source in enumerate(sources)
@@ -128,14 +133,14 @@ def _of_small(regions: Sequence[torch.Tensor]) -> torch.Tensor:
     places = torch.arange(every.numel(), dtype=torch.int64, device=every.device) - starts
     sums = []
     for mixed in _mixes(every, places):
-        # The sum of a region is a difference of running sums. Both are modulo 2^64.
+        # The sum of a region is the difference of two running sums. All sums are modulo 2^64.
         running = torch.cat([mixed.new_zeros(1), mixed.cumsum(0)])
         sums.append(running[ends] - running[ends - lengths])
     return torch.stack(sums, dim=1)
 
 
 def _words(flat: torch.Tensor) -> torch.Tensor:
-    """Return bytes as words. The last one is filled up with zeros."""
+    """Return bytes as words. The last word is padded with zeros."""
     if flat.numel() % WORD_BYTES == 0 and flat.storage_offset() % WORD_BYTES == 0 and flat.data_ptr() % WORD_BYTES == 0:
         return flat.view(torch.int64)
     padded = torch.zeros(-(-flat.numel() // WORD_BYTES) * WORD_BYTES, dtype=torch.uint8, device=flat.device)
@@ -156,7 +161,7 @@ def _mixes(words: torch.Tensor, places: torch.Tensor) -> list[torch.Tensor]:
 
 
 def _shifted(values: torch.Tensor, count: int) -> torch.Tensor:
-    """Shift to the right as unsigned numbers, since torch's own shift extends the sign."""
+    """Shift values to the right as unsigned numbers. torch's own shift would extend the sign."""
     return (values >> count).bitwise_and_((1 << (64 - count)) - 1)
 
 
@@ -167,7 +172,7 @@ def _signed(number: int) -> int:
 class _Compiled:
     """The kernel, compiled in a separate thread, because compiling takes a second.
 
-    Operations of torch give the same results, only slower.
+    Without the kernel, operations of torch compute the same results, but more slowly.
     """
 
     def __init__(self) -> None:
@@ -186,7 +191,7 @@ class _Compiled:
                 self._thread = threading.Thread(target=_compile, name="ckstore-compile", daemon=True)
                 self._thread.start()
             self._thread.join(timeout_s)
-            # Another thread may have tried it while this one waited.
+            # Another thread may have tried the kernel while this thread waited.
             if self._thread.is_alive() or self._is_tried:
                 return self._kernel
             self._try()
@@ -206,7 +211,7 @@ class _Compiled:
             wanted = by_torch(probe)
             # With wrong sums, changed tensors could seem unchanged.
             self.why_not = "" if torch.equal(got, wanted) else f"its sums are {got.tolist()}, wanted {wanted.tolist()}"
-        # A compiler, a driver or a missing cc may raise any error. torch computes the same sums without the kernel.
+        # A compiler or a driver may raise any error, for example if cc is missing. torch can compute the same sums.
         except Exception as error:  # noqa: BLE001
             self.why_not = f"{type(error).__name__}: {error}"
         else:
@@ -217,7 +222,7 @@ class _Compiled:
 
 
 def _compile() -> None:
-    # An error is raised again, and logged, when the kernel is tried.
+    # `_Compiled._try` raises the same error again, and logs it.
     with suppress(Exception):
         from ckstore.tensors.device import kernel
 
@@ -228,11 +233,11 @@ _compiled = _Compiled()
 
 
 def prepare(timeout_s: float) -> None:
-    """Wait for the kernel, if a device can use it, so that saves can use it."""
+    """Wait for the kernel, if a CUDA device is available, so that later saves can use the kernel."""
     if torch.cuda.is_available():
         _compiled.get(timeout_s)
 
 
 def compiled(timeout_s: float) -> tuple[Kernel | None, str]:
-    """Return the kernel if it is available in time, and otherwise the reason; for tests and measurements."""
+    """Return the kernel, or None and the reason if it is not available in time. For tests and measurements."""
     return _compiled.get(timeout_s), _compiled.why_not

@@ -1,10 +1,10 @@
-"""The fingerprints of `fingerprint`, computed by one Triton kernel for all regions.
+"""Compute the fingerprints of `fingerprint` with one Triton kernel for all regions.
 
-Imported only if Triton is installed.
+This module can only be imported if Triton is installed.
 """
 
-# Triton reads the source code of the functions that it compiles, and supports only its own annotations. Names of its
-# constants are in capitals.
+# Triton reads the source code of the functions that it compiles, and supports only its own annotations. By convention,
+# the names of its constants are in capitals.
 # ruff: noqa: ANN001, ANN202, N803, PLR0917, SIM102
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 from __future__ import annotations
@@ -21,7 +21,10 @@ from ckstore.tensors.device import MIXES
 _SEED_A, _STEP_A, _FIRST_A, _SECOND_A = (tl.constexpr(number) for number in MIXES[0])
 _SEED_B, _STEP_B, _FIRST_B, _SECOND_B = (tl.constexpr(number) for number in MIXES[1])
 _SPLITS = 32
-"""The number of programs for each region. Each reads 1 MiB of a chunk of 32 MiB. A few hundred regions fill any GPU."""
+"""The number of programs for each region.
+
+Each program reads 1 MiB of a chunk of 32 MiB. A few hundred regions are enough to occupy any GPU.
+"""
 _BLOCK = 1024
 
 
@@ -52,7 +55,7 @@ def _sums(table, out, SPLITS: tl.constexpr, BLOCK: tl.constexpr):
         sum_b += tl.where(inside, _mixed(word, number, _SEED_B, _STEP_B, _FIRST_B, _SECOND_B), none)
     total_a = tl.sum(sum_a, axis=0)
     total_b = tl.sum(sum_b, axis=0)
-    # If the last bytes do not fill a word, the rest of the word is zeros.
+    # If the last bytes do not fill a word, the word is padded with zeros.
     left = nbytes - words * 8
     if split == 0:
         if left > 0:
@@ -74,7 +77,10 @@ def compile_it() -> None:
 
 
 def sums(places: Sequence[tuple[int, int]], device: torch.device) -> torch.Tensor:
-    """Return two sums for each region, given by address and size. Each region begins at a word boundary."""
+    """Return two sums for each region.
+
+    `places` has the address and the size of each region. Each region begins at a word boundary.
+    """
     table = torch.tensor(places, dtype=torch.int64).to(device)
     parts = torch.empty((len(places), _SPLITS, 2), dtype=torch.int64, device=device)
     # Triton starts kernels on the current device, so select the device of the regions.

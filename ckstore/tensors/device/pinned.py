@@ -22,7 +22,7 @@ class Pinned:
     """Memory that is pinned until `close`."""
 
     def __init__(self, memory: memoryview) -> None:
-        # torch's own pinned memory is not suitable, because the saver maps this memory and writes it with direct I/O.
+        # torch's own pinned memory is not suitable, because the saver maps the memory and writes it with direct I/O.
         self._address = ctypes.addressof(ctypes.c_ubyte.from_buffer(memory))
         self.flat = torch.frombuffer(memory, dtype=torch.uint8)
         self._system = streams.system
@@ -60,7 +60,7 @@ class Buffer:
 
 
 class BufferPool:
-    """Buffers that are kept for the next save or load, since pinning one takes longer than using it."""
+    """Buffers that are kept for the next save or load, since pinning a buffer takes longer than using it."""
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
@@ -75,7 +75,7 @@ class BufferPool:
         return Buffer(nbytes)
 
     def give(self, buffer: Buffer) -> None:
-        """Keep a buffer that no transfer uses, and free the oldest if there are too many."""
+        """Keep a buffer that no transfer uses. Free the oldest buffers if the pool is larger than its limit."""
         with self._mutex:
             self._free.append(buffer)
             over = []

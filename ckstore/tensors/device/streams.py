@@ -1,4 +1,4 @@
-"""The use of CUDA: separate streams, marks in them, and pinned memory. Tests replace `system` with a stand-in."""
+"""Access to CUDA: separate streams, marks in streams, and pinned memory. Tests replace `system` with a stand-in."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 Direction = Literal["from", "to"]
 _PORTABLE = 1
-"""The flag cudaHostRegisterPortable, which pins memory for all devices. One arena receives states of all devices."""
+"""The flag cudaHostRegisterPortable pins memory for all devices, because one snapshot has the states of all devices."""
 
 
 class StreamMark(Protocol):
@@ -32,11 +32,11 @@ class Lane:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def active(self) -> AbstractContextManager[object]:
-        """Return a context in which work of torch runs in this lane; `copy` and `copy_together` need it."""
+        """Return a context in which work of torch runs in this lane. Call `copy` and `copy_together` inside it."""
         return torch.cuda.stream(self._stream)
 
     def follow(self) -> None:
-        """Make later work of this lane wait for the queued work of the caller's current stream."""
+        """Make later work of this lane wait for the work queued on the caller's current stream."""
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
 
     def lead(self) -> None:
@@ -49,8 +49,8 @@ class Lane:
 
     def copy_together(self, to: torch.Tensor, pieces: Sequence[torch.Tensor]) -> None:
         """Copy flat pieces to adjacent places, in one transfer."""
-        # The joined tensor may be freed at once. torch reuses its memory only for later work of this stream, which runs
-        # after the copy.
+        # The joined tensor may be freed immediately. torch reuses its memory only for later work of this stream, which
+        # runs after the copy.
         to.copy_(torch.cat(list(pieces)), non_blocking=True)
 
     def mark(self) -> StreamMark:
@@ -70,7 +70,7 @@ class Cuda:
         self._mutex = threading.Lock()
 
     def lane(self, device: torch.device, direction: Direction) -> Lane:
-        """Return the lane of a device for one direction, since the device copies in both directions at once."""
+        """Return the lane of a device for one direction. A device can copy in both directions at the same time."""
         with self._mutex:
             # Lanes are kept, because torch takes streams from a pool and caches memory for each of them.
             if (device, direction) not in self._lanes:
@@ -82,7 +82,7 @@ class Cuda:
         torch.cuda.synchronize(device)
 
     def synchronize_current(self, device: torch.device) -> None:
-        """Wait only for the queued work of the caller's current stream."""
+        """Wait only for the work queued on the caller's current stream."""
         torch.cuda.current_stream(device).synchronize()
 
     def wait_in_current(self, device: torch.device, event: Any) -> None:
@@ -90,20 +90,21 @@ class Cuda:
         torch.cuda.current_stream(device).wait_event(event)
 
     def register(self, address: int, nbytes: int) -> str:
-        """Pin memory, so that a device copies it directly; return the reason if that fails, otherwise an empty text."""
+        """Pin memory, so that devices can copy it directly. Return the reason if that fails, otherwise an empty text."""
         try:
             code: Any = torch.cuda.cudart().cudaHostRegister(address, nbytes, _PORTABLE)  # type: ignore[no-untyped-call]
         except (AttributeError, RuntimeError) as error:  # torch was built without CUDA, or the process was forked
             return str(error).splitlines()[0]
         if int(code) == 0:
             return ""
-        # CUDA keeps the error until it is read. Without this call, the next kernel of the training would raise it.
+        # CUDA keeps the error until it is read. Read it here, so that the next kernel of the training does not raise
+        # it.
         with suppress(RuntimeError):
             torch.ones(1, device="cuda")
         return f"CUDA error {int(code)}"
 
     def unregister(self, address: int) -> None:
-        """Unpin memory before it is unmapped. Errors are ignored, since they come from a forked or ending process."""
+        """Unpin memory before it is unmapped. Errors only occur in forked or ending processes, and are ignored."""
         with suppress(AttributeError, RuntimeError):
             torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]
 
@@ -112,7 +113,7 @@ system = Cuda()
 
 
 def wait(devices: Iterable[torch.device], after: object = None) -> None:
-    """Wait for the work queued on devices, because their bytes are then read on other streams.
+    """Wait for the work queued on devices, before the bytes of these devices are read on other streams.
 
     If an event `after` is given, the current streams wait only for that event, and this function returns immediately.
     """

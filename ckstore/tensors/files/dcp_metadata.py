@@ -25,12 +25,12 @@ METADATA_NAME = ".metadata"
 
 @dataclass(frozen=True, slots=True)
 class WrittenChunk:
-    """A value, or a chunk of a tensor, and its location."""
+    """The location of a value, or of a chunk of a tensor."""
 
     file: str  # name of its file
     start: int  # offset in the file, in bytes
     nbytes: int
-    # `offsets` and `sizes` are position and size of the chunk in its tensor. None for a value other than a tensor.
+    # `offsets` and `sizes` are the position and the size of the chunk in its tensor. For other values, both are None.
     offsets: tuple[int, ...] | None = None
     sizes: tuple[int, ...] | None = None
 

@@ -1,4 +1,4 @@
-"""Pickle a state like `torch.save`, without the bytes of its storages, which need not be in memory."""
+"""Pickle a state like `torch.save`, but without the bytes of its storages, which need not be in memory."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _PROTOCOL = 2  # the protocol that torch writes and that ``weights_only=True`` r
 
 @dataclass(frozen=True, slots=True)
 class PickledState:
-    """A state as a pickle, and its storages. The pickle refers to each storage by its index in `storages`."""
+    """The pickle of a state, and the storages to which the pickle refers by their index in `storages`."""
 
     data: bytes  # the pickle
-    # The number of each storage in the checkpoint, or its bytes if the checkpoint has no such storage.
+    # For each storage, its number in the checkpoint, or its bytes if it is not a storage of the checkpoint.
     storages: tuple[int | bytes, ...]
     unsafe_globals: tuple[str, ...]  # classes and functions that ``weights_only=True`` rejects
 
 
 class Placeholders:
-    """Stand-ins for the memory of storages: unique addresses that take no memory."""
+    """Placeholders for the memory of storages. Each has a unique address, and they take no memory."""
 
     def __init__(self, storages: Sequence[StorageRecord]) -> None:
         self._starts, at = [], 0
@@ -45,24 +45,24 @@ class Placeholders:
         self._held: list[torch.UntypedStorage] = []
 
     def memory(self, storage: int) -> StorageMemory:
-        """Return the stand-in for a storage."""
+        """Return the placeholder for a storage."""
         start = self._starts[storage]
         nbytes = self._storages[storage].nbytes
         flat = bytes_in(self._memory[start : start + nbytes]) if nbytes else empty_bytes(0)
         held = flat.untyped_storage()
         self._held.append(held)  # so that its address is not reused
-        self._numbers[held._cdata] = storage  # noqa: SLF001 - torch.save distinguishes storages by it
+        self._numbers[held._cdata] = storage  # noqa: SLF001 - torch.save distinguishes storages by this address
         return StorageMemory(flat, memoryview(b""))
 
     def number(self, storage: torch.UntypedStorage) -> int | None:
-        """Return the number of the storage for which this is a stand-in, or None."""
+        """Return the number of the storage that a placeholder stands for, or None if `storage` is no placeholder."""
         return self._numbers.get(storage._cdata)  # noqa: SLF001
 
 
 def pickle_state(state: object, number: Callable[[torch.UntypedStorage], int | None]) -> PickledState:
     """Pickle a state whose storages may be placeholders.
 
-    `number` returns the number of a storage that is a placeholder, or None for a storage with its own bytes.
+    `number` returns the number of the storage that a placeholder stands for, or None for a storage with its own bytes.
     """
     keys: dict[int, int] = {}
     held: list[torch.UntypedStorage] = []
@@ -123,11 +123,11 @@ def saved(value: object) -> bytes:
 
 
 def _unsafe(named: Iterable[Any]) -> tuple[str, ...]:
-    """Return the classes and functions in a pickle that torch rejects with ``weights_only=True``."""
+    """Return the names of the classes and functions in a pickle that torch rejects with ``weights_only=True``."""
     from torch._weights_only_unpickler import _get_allowed_globals, _get_user_allowed_globals
 
     given: Any = _get_user_allowed_globals  # torch does not annotate it
     admitted = {**_get_allowed_globals(), **given()}
-    same = {id(one) for one in admitted.values()}  # some have another name in a pickle
+    same = {id(one) for one in admitted.values()}  # some of them have another name in a pickle
     names = ((f"{one.__module__}.{one.__qualname__}", one) for one in named)
     return tuple(sorted({name for name, one in names if name not in admitted and id(one) not in same}))

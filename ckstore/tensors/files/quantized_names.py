@@ -1,7 +1,7 @@
 """Quantized tensors in a safetensors file, in the form of `torchao.prototype.safetensors` (torchao 0.18).
 
 Each part is a tensor such as ``0._weight_qdata``, and the metadata has the class and context of each tensor as JSON.
-torchao is not imported, so this module lists the names of the classes that torchao can load.
+This module does not import torchao. It lists the names of the classes that torchao can load.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ class QuantizedNames:
     """The names and metadata of the quantized tensors of a checkpoint."""
 
     def __init__(self, manifest: Manifest, keep: Callable[[str], bool] | None, naming: Callable[[str], str]) -> None:
-        self.names: dict[int, str] = {}  # leaf number of each of their parts -> its name in the file
-        self.metadata: dict[str, str] = {}  # the metadata from which torchao builds them; empty if there are none
+        self.names: dict[int, str] = {}  # leaf number of each part of these tensors -> its name in the file
+        # The metadata from which torchao builds these tensors. Empty if the checkpoint has no quantized tensors.
+        self.metadata: dict[str, str] = {}
         self._leaves = manifest.leaves
         for path, node in parts_in(manifest.state):
             numbers = list(leaf_numbers(node))
@@ -79,7 +80,7 @@ def _json_value(node: Node) -> Any:
     """Return a value of a context in the form of torchao's encoder.
 
     Raises:
-        ValueError: The value has no such form. The message names the value.
+        ValueError: torchao's encoder has no form for the value. The message names the value.
     """
     if not isinstance(node, list):
         return node

@@ -34,10 +34,10 @@ from ckstore.tensors.refusals import is_made_of_fields, type_name
 def named_value(value: Any) -> Node | None:
     """Return the node of a value that is stored by name: a member of an enumeration, an allowed class or function.
 
-    Return None for any other value, or for one that a load would not find by its name.
+    Return None for any other value, and for a value that a load would not find by its name.
     """
     if isinstance(value, enum.Enum):
-        name = value._name_  # combined flags have a name such as "A|B", which is no member
+        name = value._name_  # combined flags have a name such as "A|B", which is not the name of a member
         found = name in type(value).__members__ and is_findable_enum(type(value))
         return ["enum", name_of(type(value)), name] if found else None
     if isinstance(value, type | FunctionType | BuiltinFunctionType) and is_allowed(value):
@@ -46,7 +46,7 @@ def named_value(value: Any) -> Node | None:
 
 
 def member_of(name: str, member: str, path: str) -> enum.Enum:
-    """Return the member of an enumeration."""
+    """Return the member `member` of the enumeration `name`."""
     kind = find_enum(name, path)
     found = kind.__members__.get(member)
     if found is None:
@@ -56,7 +56,7 @@ def member_of(name: str, member: str, path: str) -> enum.Enum:
 
 
 def check_names(node: Node, path: str) -> None:
-    """Check that a load can find all names at and below a node, before it changes anything."""
+    """Raise if a load would not find all names at and below a node. A load calls this before it changes anything."""
     tag = node[0] if isinstance(node, list) else None
     if tag == "enum":
         member_of(node[1], node[2], path)
@@ -87,12 +87,12 @@ def taken_apart(value: Any, path: str) -> tuple[str, dict[str, Any]] | None:
     names = [field.name for field in dataclasses.fields(kind)] if dataclasses.is_dataclass(kind) else []
     if lacking := [name for name in names if not hasattr(value, name)]:
         raise CannotStore(path, f"{type_name(kind)} has no value for {', '.join(lacking)}: it", hint="set it")
-    # `__dict__` alone is not sufficient, because a field may be a slot, or have its default value in the class.
+    # `__dict__` is not sufficient, because a field may be a slot, or have its default value in the class.
     found = {name: getattr(value, name) for name in names}
     for name, slot in _slots(kind).items():
         with suppress(AttributeError):  # the slot has no value
             found[name] = slot.__get__(value)
-    # Like pickle, also keep attributes that are not fields, such as those that __post_init__ set.
+    # Like pickle, also keep attributes that are not fields, such as those that `__post_init__` sets.
     return name_of(kind), found | getattr(value, "__dict__", {})
 
 
@@ -124,7 +124,7 @@ def put_together(name: str, fields: Mapping[str, Any], path: str) -> Any:
 
 
 def _slots(kind: type) -> dict[str, MemberDescriptorType]:
-    """Return the slots of a class and its base classes by name, base classes first."""
+    """Return the slots of a class and its base classes by name. Slots of base classes are first."""
     return {
         name: slot
         for base in reversed(kind.__mro__)

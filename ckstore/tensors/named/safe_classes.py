@@ -1,8 +1,9 @@
-"""Classes and functions that a state may name, and those that a load may return. torch is not imported.
+"""The classes and functions that states and manifests may name.
 
-A manifest may be from an untrusted source. A name in it is only compared with the names that this program has allowed,
-and for an enumeration also with those that this program has imported. A name can only import three modules of Python
-itself (argparse, collections, types), and runs no other code.
+A manifest may be from an untrusted source. Therefore, a name in a manifest is only looked up among the classes and
+functions that this program has allowed. The name of an enumeration is also looked up in the modules that this program
+has imported. A name can only cause the import of three modules of Python (argparse, collections, types), and runs no
+other code. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -20,22 +21,23 @@ from ckstore.model.names import plain
 
 _NAMED = "__module__", "__qualname__"
 _BUILT_IN = {"argparse.Namespace": "argparse", "collections.UserDict": "collections", "types.SimpleNamespace": "types"}
-"""Containers of Python itself that consist of their attributes: name -> module."""
+"""Classes of Python whose objects consist of their attributes: name -> module."""
 
 _lock = threading.Lock()
 _allowed: dict[str, Any] = {}
-"""Name -> class or function. It is never changed, only replaced, so readers need no lock."""
+"""Name -> class or function. The dict is never changed, only replaced, so readers need no lock."""
 
 
 def add_safe_globals(safe_globals: Iterable[Any]) -> None:
     """Allow classes and functions in states, such as dataclasses, named tuples, and subclasses of Tensor.
 
-    A load creates objects of these classes from the fields in a checkpoint, without calling ``__init__``. A function is
-    only returned. Classes and functions passed to `torch.serialization.add_safe_globals` are also allowed. This
-    function does not change the behaviour of `torch.load`. Any thread may call it, any number of times.
+    A load creates objects of these classes from the fields in a checkpoint, without calling ``__init__``. It returns an
+    allowed function without calling it. Classes and functions passed to `torch.serialization.add_safe_globals` are also
+    allowed. Calling this function does not change the behaviour of `torch.load`. Any thread may call it, any number of
+    times.
 
     Args:
-        safe_globals: Classes and functions. An item may also be a pair of a class or function and the name under which
+        safe_globals: Classes and functions. An item may also be a pair: a class or function, and the name under which
             it was saved.
 
     Raises:
@@ -59,17 +61,17 @@ def get_safe_globals() -> list[Any]:
 
 
 def name_of(kind: Any) -> str:
-    """Return the name of a class or function in a manifest."""
+    """Return the name that a manifest has for a class or function."""
     return f"{getattr(kind, '__module__', None)}.{getattr(kind, '__qualname__', None)}"
 
 
 def is_allowed(kind: Any) -> bool:
-    """Whether a load in this program would find that class or function by its name."""
+    """Whether a load in this program would find this class or function by its name."""
     return _found(name_of(kind)) is kind
 
 
 def find(name: str, path: str) -> Any:
-    """Return the allowed class or function of that name. `path` names the value that needs it, for the message."""
+    """Return the allowed class or function with this name. `path` names the value that needs it, for the message."""
     found = _found(name)
     if found is None:
         raise _not_allowed(name, path)
@@ -77,14 +79,14 @@ def find(name: str, path: str) -> Any:
 
 
 def is_findable_enum(kind: type[enum.Enum]) -> bool:
-    """Whether a load in this program would find that enumeration by its name."""
+    """Whether a load in this program would find this enumeration by its name."""
     name = name_of(kind)
     return _found(name) is kind or _imported_enum(name) is kind
 
 
 def find_enum(name: str, path: str) -> type[enum.Enum]:
-    """Return the enumeration of that name, which is allowed or in a module that this program has imported."""
-    # An enumeration that was not allowed does no harm, because its members already exist.
+    """Return the enumeration with this name, which must be allowed or in a module that this program has imported."""
+    # An imported enumeration that was not allowed does no harm, because its members already exist.
     found = _found(name) or _imported_enum(name)
     if isinstance(found, type) and issubclass(found, enum.Enum):
         return found
@@ -123,7 +125,7 @@ def _found(name: str) -> Any:
 
 
 def _imported_enum(name: str) -> Any:
-    """Return the enumeration of that name in an imported module, or None. This only reads dictionaries."""
+    """Return the enumeration with this name in an imported module, or None. This function only reads dictionaries."""
     module, _, own = name.rpartition(".")
     inner: list[str] = []
     while module:
@@ -143,7 +145,7 @@ _TENSOR_DICT_FIELDS = ["items", "batch_size", "device", "names"]
 
 
 def is_tensor_dict(value: object) -> bool:
-    """Whether `value` is a plain TensorDict. One that is lazy, or in a file, is stored as its `state_dict()`."""
+    """Whether `value` is a plain TensorDict. A lazy or memory-mapped one is stored as its `state_dict()`."""
     library = sys.modules.get("tensordict")
     return library is not None and type(value) is library.TensorDict
 
@@ -160,7 +162,7 @@ def fields_of_tensor_dict(value: Any, path: str) -> dict[str, Any]:
 
 
 def tensor_dict_of(fields: Mapping[str, Any], path: str) -> object:
-    """Return the TensorDict of these fields, on the device of its items."""
+    """Build a TensorDict from its fields, on the device of its items."""
     torch, library = sys.modules["torch"], sys.modules["tensordict"]
     try:
         items, batch_size, device, names = (fields[name] for name in _TENSOR_DICT_FIELDS)
