@@ -90,7 +90,7 @@ class Cuda:
         torch.cuda.current_stream(device).wait_event(event)
 
     def register(self, address: int, nbytes: int) -> str:
-        """Pin memory, so that devices can copy it directly. Return the reason if that fails, otherwise an empty text."""
+        """Pin memory, so that devices can copy it directly. Return an empty text, or the reason for a failure."""
         try:
             code: Any = torch.cuda.cudart().cudaHostRegister(address, nbytes, _PORTABLE)  # type: ignore[no-untyped-call]
         except (AttributeError, RuntimeError) as error:  # torch was built without CUDA, or the process was forked

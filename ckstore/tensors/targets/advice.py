@@ -1,4 +1,4 @@
-"""Advice if a checkpoint does not fit a target: the hints of `DoesNotFit`."""
+"""Advice for a checkpoint that does not fit a target: the hints of `DoesNotFit`."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ class Load:
     """A load whose target does not fit."""
 
     manifest: Manifest  # the manifest of the checkpoint
-    target: object  # the target from the caller
-    terms: LoadRules  # what the caller allows
-    strict: bool  # whether everything has to fit
+    target: object  # the target of the caller
+    terms: LoadRules  # the options of the caller
+    strict: bool  # whether everything must fit
     found: Differences  # the differences, by the names of the manifest
     fits_somewhere: bool  # whether any value of the checkpoint has a place in the target
-    compare: Callable[[LoadRules], Differences]  # returns the differences under other terms
+    compare: Callable[[LoadRules], Differences]  # returns the differences with other options
 
 
 def advice(load: Load) -> list[str]:
-    """Return changes with which the load fits, the most certain first. Without any, return how to list names."""
+    """Return changes that make the load fit, the most certain first. If there are none, return how to list names."""
     renaming, rename, left = _renaming(load)
     loads_some = (load.fits_somewhere or left is not load.found) and not left.strangers
     differ = (left.missing or left.unexpected or left.mismatched) and not left.partial
@@ -63,7 +63,7 @@ def advice(load: Load) -> list[str]:
 
 def _renaming(load: Load) -> _Renaming:
     """Return the advice for a renaming with which more names fit, the renaming, and the remaining differences."""
-    # The renaming was found for one module but would apply to all modules, so it is tried.
+    # The renaming was found for one module, but applies to all modules, so it is tried before it is proposed.
     found = load.found
     if not found.rename:
         return [], {}, found
@@ -73,7 +73,7 @@ def _renaming(load: Load) -> _Renaming:
     not_better: _Renaming = ([] if load.terms.rename else [for_some]), {}, found
     try:
         left = load.compare(replace(load.terms, rename=rename))
-    except BadInput:  # two names of another module would be the same
+    except BadInput:  # two names of another module would become equal
         return not_better
     count = len(left.missing) + len(left.unexpected)
     if count >= len(found.missing) + len(found.unexpected):
@@ -111,7 +111,7 @@ def _of_parts(load: Load, found: Differences) -> Iterator[str]:
 
 
 def _target_is_a_part(load: Load) -> Iterator[str]:
-    """Yield the part of the state that has all names of a target which was passed as the whole state."""
+    """Yield how to load a part of the state, if only that part has the names of the target."""
     found = load.found
     if load.terms.keep is not None and not found.missing:
         for key in found.unexpected[:1]:
@@ -119,7 +119,7 @@ def _target_is_a_part(load: Load) -> Iterator[str]:
     wanted = [plain(name) for name in found.missing]
     names = {leaf.name for leaf in load.manifest.leaves}
     wrapper = front(wanted) if wanted else ""
-    unwrapped = [join_key("", name.removeprefix(wrapper)) for name in wanted]  # a module, since it has a wrapper
+    unwrapped = [join_key("", name.removeprefix(wrapper)) for name in wanted]  # of a module, since they have a wrapper
     ways = [(found.missing, ""), *([(unwrapped, f", rename={ {'': wrapper}!r}")] if wrapper else [])]
     for inner, rename in ways if wanted else ():
         for key in sorted({name.removesuffix(f".{inner[0]}") for name in names if name.endswith(f".{inner[0]}")}):
@@ -128,7 +128,7 @@ def _target_is_a_part(load: Load) -> Iterator[str]:
 
 
 def _checkpoint_is_a_part(load: Load) -> Iterator[str]:
-    """Yield the part of the target that fits the checkpoint, if the checkpoint was saved as a whole state."""
+    """Yield how to load into a part of the target, if the checkpoint only has the state of that part."""
     node = load.manifest.state
     has = {decode_key(own) for own, _ in node[1]} if isinstance(node, list) and node[0] in DICTS else set()
     for key, value in load.target.items() if isinstance(load.target, dict) else ():
@@ -143,7 +143,7 @@ def _checkpoint_is_a_part(load: Load) -> Iterator[str]:
 
 
 def _only_what_the_target_has(load: Load, found: Differences, rename: Mapping[str, str]) -> Iterator[str]:
-    """Yield how to load only the parts that the target has, if all of them fit once they are renamed."""
+    """Yield how to load only the parts that the target has, if all these parts fit after the renaming."""
     target = load.target
     others = found.missing or found.mismatched or found.dtypes or found.meta or found.strangers
     if others or not found.unexpected or load.terms.keep is not None or not isinstance(target, dict):

@@ -1,4 +1,4 @@
-"""Decide which tensors of a target are filled directly from the disk, and which through a copy."""
+"""Decide which tensors of a target are filled directly from the disk, and which are filled by a copy."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from ckstore.tensors.state_restore import LeafMaker, is_empty
 class Filling:
     """The destination of each leaf: a tensor or array of the target, or a new value.
 
-    Call `bind` and `make_new` for the wanted leaves, then `decide`, then fill the storages that it returns, then
-    `finish`.
+    Call `bind` and `make_new` for the wanted leaves, and then `decide`. Fill the storages that `decide` returns, and
+    then call `finish`.
     """
 
     def __init__(self, leaves: Sequence[LeafRecord]) -> None:
@@ -33,9 +33,9 @@ class Filling:
         self.beyond: Counter[str] = Counter()  # name in the target -> number of values out of its dtype's range
 
     def bind(self, target: Any, index: int, *, cast_as: str | None = None) -> bool:
-        """Load the values of leaf `index` into `target`. Return False if `target` cannot hold them.
+        """Plan to load the values of leaf `index` into `target`. Return False if `target` cannot hold them.
 
-        If `cast_as`, the name of `target`, is given, the values may be converted to its dtype.
+        If `cast_as`, the name of `target`, is given, the values may be converted to the dtype of `target`.
         """
         functions, leaf = _functions(target), self._leaves[index]
         if not functions.takes(target, leaf):
@@ -46,7 +46,7 @@ class Filling:
         return True
 
     def keeps_dtype(self, tensor: Any) -> bool:
-        """Whether a leaf with the dtype of this tensor is bound to its memory."""
+        """Whether this tensor is filled from a leaf that has the dtype of the tensor."""
         place = tensor.data_ptr()
         return any(
             is_tensor(target) and target.data_ptr() == place and index not in self._cast
@@ -54,11 +54,14 @@ class Filling:
         )
 
     def bind_later(self, make: Callable[[], Any], index: int, name: str) -> None:
-        """Load the values of leaf `index` into a tensor that `make` returns in `decide`. It must fit the leaf."""
+        """Plan to load the values of leaf `index` into a new tensor. `decide` calls `make`, which returns the tensor.
+
+        The tensor must have the shape of the leaf.
+        """
         self._made[index] = make, name
 
     def make_new(self, index: int) -> None:
-        """Load leaf `index` as a new value."""
+        """Plan to load leaf `index` as a new value."""
         self._new.add(index)
 
     @property
@@ -73,16 +76,16 @@ class Filling:
 
     @property
     def later_bytes(self) -> int:
-        """Bytes of the tensors of `bind_later`. A tensor with several names counts once for each name."""
+        """The size of the tensors of `bind_later`, in bytes. A tensor with several names counts once for each name."""
         return sum(_elements_bytes(self._leaves[index]) for index in self._made)
 
     def decide(self, storage_bytes: Sequence[int] | None) -> tuple[dict[int, Any], list[int], set[int]]:
         """Decide how each storage is read.
 
-        A storage is read directly into the target under three conditions. One leaf covers it, and the tensor of the
-        target has the same layout as that leaf. All other leaves of the storage are at the same places in the target
-        (tied tensors). No other storage is read into the same memory. A storage is copied if it is not read directly
-        and no new value is made from it.
+        A storage is read directly into the target under three conditions. First, one leaf covers the whole storage, and
+        its tensor in the target has the same layout. Second, the tensors of all other leaves of the storage are at the
+        same places in the memory of this tensor (tied tensors). Third, no other storage is read into the same memory. A
+        storage is copied if it is not read directly and no new value is made from it.
 
         Args:
             storage_bytes: The sizes of the storages. If None, each storage ends with its last element.
@@ -91,7 +94,7 @@ class Filling:
             The memory of the target for each storage that is read directly, the storages to copy, and the storages to
             read into new memory.
         """
-        # Allocate memory only now that the plan is known to fit. A refused load must not allocate gigabytes first.
+        # Memory is only allocated now, because a load that is refused must not allocate gigabytes first.
         for index, (make, name) in self._made.items():
             self.bind(make(), index, cast_as=name)
         wanted = defaultdict(list)
@@ -121,7 +124,7 @@ class Filling:
         return True
 
     def fill_part(self, storage: int, start: int, data: memoryview) -> None:
-        """Copy bytes of a storage, from `start` on, to the target. Both ends must be element boundaries."""
+        """Copy bytes of a storage, from `start` on, to the target. They must begin and end at element boundaries."""
         for index in self._copied[storage]:
             leaf = self._leaves[index]
             low, high = max(start, leaf.offset), min(start + len(data), leaf.offset + _elements_bytes(leaf))
@@ -141,7 +144,7 @@ class Filling:
             self.beyond[self._cast[index]] += beyond
 
     def finish(self, memory: Callable[[int], StorageMemory]) -> Callable[[int], object]:
-        """Copy bound leaves out of storages in new memory; return a function that returns the value of each leaf."""
+        """Copy bound leaves from storages in new memory, and return a function that returns the value of a leaf."""
         maker = LeafMaker(self._leaves, memory)
         for index, target in self._bound.items():
             leaf = self._leaves[index]
@@ -150,7 +153,8 @@ class Filling:
             if leaf.storage not in self._direct:
                 self._count(index, _functions(target).fill(target, maker.leaf(index)))
             elif is_tensor(target):
-                # The tensor was filled from the disk without torch. Autograd must detect that saved tensors are stale.
+                # The tensor was filled from the disk without torch. Without this call, autograd would not detect that
+                # a value that it saved has changed.
                 _functions(target).count_as_modified(target)
 
         def value(index: int) -> object:
@@ -164,10 +168,10 @@ class Filling:
             return None
         for index in indexes:
             leaf = self._leaves[index]
-            # All bytes of the storage are written. Bytes that are not in this leaf would be written beyond the tensor.
+            # A direct read writes all bytes of the storage. Bytes outside this leaf would be written beyond the tensor.
             if leaf.offset or not _end_bytes(leaf) == _elements_bytes(leaf) == nbytes:
                 continue
-            # The values must be converted to another dtype.
+            # A direct read cannot convert values to another dtype.
             if index in self._cast:
                 continue
             region: Region | None = _functions(self._bound[index]).region(self._bound[index], leaf)
@@ -196,7 +200,7 @@ class Filling:
 
 
 class _Claims:
-    """Claimed memory. Two storages that are read at once must not use the same memory."""
+    """Memory of the target that a storage is read into. No other storage may be read into the same memory."""
 
     def __init__(self) -> None:
         self._ranges: list[tuple[int, int]] = []
@@ -223,7 +227,7 @@ def _end_bytes(leaf: LeafRecord) -> int:
 
 
 def _functions(target: Any) -> Any:
-    """Return the module for targets of this kind."""
+    """Return the module with the functions for a target of this kind."""
     if is_tensor(target):
         from ckstore.tensors.targets import torch_targets
 
@@ -232,7 +236,7 @@ def _functions(target: Any) -> Any:
 
 
 def _leaves(target: Any) -> Any:
-    """Return the module for leaves of this kind."""
+    """Return the module with the functions for leaves of this kind."""
     if is_tensor(target):
         from ckstore.tensors import torch_leaves
 

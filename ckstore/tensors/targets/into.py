@@ -1,8 +1,8 @@
 """Plan how a checkpoint is read into an existing target: nested dicts and lists, tensors, `Stateful` objects.
 
 Tensors are filled in place, directly from the disk if their memory has the stored layout. Planning changes nothing in
-the target. `fill` decides the destination of the bytes, and `into_module` and `into_optimizer` compare a module and an
-optimizer with the checkpoint.
+the target. `fill` decides where bytes are read to. `into_module` and `into_optimizer` compare a module and an optimizer
+with the checkpoint.
 """
 
 from __future__ import annotations
@@ -35,17 +35,18 @@ class IntoPlan:
     def __init__(self, comparison: Comparison) -> None:
         self.differences = comparison.differences  # values that do not fit and are left unchanged
         self.taken = comparison.filling.wanted  # leaves that the target takes
-        # Both refer to the comparison. If it also referred to them, this cycle would keep the target in memory.
+        # Attempts and steps refer to the comparison. If the comparison also referred to them, the cycle would keep the
+        # target in memory.
         self._attempts, comparison.attempts = comparison.attempts, []
         self._steps, comparison.steps = comparison.steps, []
         handed = [given for attempt in self._attempts for given in attempt.handed.values()]
         self.is_empty = not self.taken and not self._steps and not any(handed)  # whether there is nothing to be loaded
         # Memory that `attempt` takes for the values that `undo` restores.
         self.kept_bytes = sum(attempt.kept_bytes for attempt in self._attempts)
-        # The storages of each request of `attempt`.
+        # The storages of each call of `read` in `attempt`.
         self.attempted = [storages for attempt in self._attempts for storages in attempt.storages()]
-        self.new_bytes = comparison.filling.later_bytes  # memory that `prepare` takes, for tensors that have none
-        # Storage -> memory of the target, perhaps on a device, to be filled with all bytes of that storage.
+        self.new_bytes = comparison.filling.later_bytes  # memory that `prepare` allocates for tensors that have none
+        # Storage -> memory of the target, possibly on a device, to be filled with all bytes of that storage.
         self.direct: dict[int, Any] = {}
         self.copied: list[int] = []  # storages that are copied to the target
         self.indirect: set[int] = set()  # storages to read into new memory, which `finish` requests
@@ -54,7 +55,7 @@ class IntoPlan:
 
     @property
     def likely(self) -> Differences:
-        """The differences. Here, `missing` also has the names about which `attempt` decides."""
+        """The differences before `attempt`. Here, `missing` also has all names about which `attempt` decides."""
         return replace(self.differences, missing=[*self.differences.missing, *self._guessed])
 
     def prepare(self, storage_bytes: Sequence[int] | None = None) -> None:
@@ -71,7 +72,7 @@ class IntoPlan:
             read: Returns storages in new memory.
 
         Raises:
-            BadInput: A loader refuses its values. All parts have their previous values.
+            BadInput: A loader refuses its values. All parts have their previous values again.
         """
         try:
             for attempt in self._attempts:
@@ -87,12 +88,12 @@ class IntoPlan:
 
     def undo(self) -> None:
         """Restore the values from before `attempt`."""
-        # The order is reversed, so that a tensor that belongs to two parts gets its first value again.
+        # The order is reversed, so that a tensor that belongs to two parts gets its original value again.
         for attempt in reversed(self._attempts):
             attempt.undo()
 
     def finish(self, memory: Callable[[int], StorageMemory]) -> None:
-        """Load the rest into the target, in the order of the target: set values and call `load_state_dict`.
+        """Complete the load, in the order of the target: copy and set the remaining values, and call `load_state_dict`.
 
         Args:
             memory: Returns the filled memory of a storage. Called once for each of `indirect`.
@@ -101,7 +102,7 @@ class IntoPlan:
             BadInput: An object refuses its state. Earlier parts of the target have been loaded.
         """
         leaf = self.filling.finish(memory)
-        # Tensors are loaded before, because `load_state_dict` of an optimizer may read the parameters.
+        # Tensors are filled before these steps, because `load_state_dict` of an optimizer may read the parameters.
         for step in self._steps:
             step(leaf)
 
@@ -117,17 +118,18 @@ def plan_into(  # noqa: PLR0917 - the last ones are options
     """Plan to read a state into `target`.
 
     In dicts and lists, tensors and arrays are filled in place, and other values are replaced. An empty dict takes all
-    values, and a list without tensors or objects takes the new items. Modules and optimizers are compared by name.
-    Parts of a module with custom loading receive their values. Any other `Stateful` object receives its whole state,
-    and decides itself whether the state fits.
+    values, and a list without tensors or objects takes the new items. Modules and optimizers are compared with the
+    checkpoint. Parts of a module with custom loading receive their values. Any other `Stateful` object receives its
+    whole state, and decides itself whether the state fits.
 
     Args:
         target: A dict, a list, a tensor or a `Stateful` object. Planning does not change it.
         state: The root node.
         leaves: All leaves of the manifest.
         terms: The options of the caller.
-        storages: All storages, by which the values of tied tensors are distinguished. If None, they are not.
-        read: Returns the value of a leaf immediately, for the few leaves that the plan depends on.
+        storages: All storages. Their digests show whether tied tensors have different values. If None, all tied tensors
+            count as equal.
+        read: Returns the value of a leaf immediately. It is called for the few leaves on which the plan depends.
 
     Raises:
         BadInput: `target` has another type or contains itself, names are equal after renaming, or only a part of a
@@ -145,7 +147,8 @@ def plan_into(  # noqa: PLR0917 - the last ones are options
 class _TargetWalk:
     """A walk over the target and the nodes in parallel.
 
-    `visit` returns a function that makes the value for the parent to set, or None if the target itself stays in place.
+    `visit` returns a function that makes a new value, which the parent of the target must set. It returns None if the
+    target itself stays in place.
     """
 
     def __init__(self, comparison: Comparison) -> None:
@@ -161,7 +164,7 @@ class _TargetWalk:
             if tag in DICTS:
                 return self._dict(target, node, path)
         elif type(target) is list or type(target) is tuple or is_named_tuple(target):
-            # A named tuple keeps its class, which the checkpoint does not have.
+            # A named tuple keeps its class, because the checkpoint only has a plain tuple.
             if tag in ("list", "tuple") and (is_named_tuple(target) or _holds_live(target, path)):
                 return self._items(target, node, path)
             if type(target) is list and (tag == "list" or self.comparison.is_numbers(node)):
@@ -225,7 +228,7 @@ class _TargetWalk:
                 self.comparison.not_expect(name, item)
             elif self.comparison.wants(item, name):
                 self._set_later(target, key, self.comparison.new(item))
-        # The usual reason for missing names is a wrapper (module., _orig_mod.), so compute a renaming.
+        # The usual reason for missing names is a wrapper (module., _orig_mod.), so search for a renaming.
         if any(key not in found for key in target):
             tensors = [key for key, item in target.items() if is_tensor(item) or is_array(item)]
             self.comparison.suggest_rename(node, tensors, rename_all=False)
@@ -286,7 +289,7 @@ class _TargetWalk:
     def _has_names(module: Any, node: Node) -> bool:
         """Whether the state of a module is compared by names.
 
-        A module with another loading method may have any state.
+        A module with its own `load_state_dict` may have any state.
         """
         from ckstore.tensors.targets.module_parts import overrides_load
 

@@ -1,4 +1,7 @@
-"""Compare a module with its state in a checkpoint, and plan its load. Imported only if a target has a module."""
+"""Compare a module with its state in a checkpoint, and plan its load.
+
+This module is imported only if a target has a torch module.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +26,10 @@ from ckstore.tensors.walks import DICTS
 def plan_module(comparison: Comparison, module: Any, node: Node, path: str) -> None:
     """Plan to load a module: each parameter and buffer by name, and parts with custom loading.
 
-    Plain tensors are filled in place. With ``assign=True``, tensors on the meta device are replaced: parameters remain
-    parameters with their `requires_grad`, and tied tensors remain tied. For any other value, only the part that
-    receives it knows whether it fits. Such a part receives its values before anything else is loaded, as torch's
-    `load_state_dict` would pass them.
+    Plain tensors are filled in place. With ``assign=True``, tensors on the meta device are replaced. Parameters remain
+    parameters with their `requires_grad`, and tied tensors remain tied. A part with custom loading decides itself
+    whether its values fit. It receives them before anything else is loaded, as torch's `load_state_dict` would pass
+    them.
     """
     if not isinstance(node, list) or node[0] not in DICTS:
         if comparison.wants_some(node, path):
@@ -43,7 +46,7 @@ class _Module:
         self.path = path
         self.node = node
         self.found: RenamedDict = comparison.found_in(node, path, rename_all=True)
-        # Keys of tensors whose class wraps other tensors, without sparse tensors.
+        # The keys of tensors that the checkpoint has as parts, without sparse tensors.
         apart = {
             key
             for key, (_, item) in self.found.items()
@@ -57,7 +60,8 @@ class _Module:
 
     def compare(self) -> None:
         """Plan to load each value that fits, and report the others."""
-        # Check this first. Otherwise, a quantized weight without its scales would be silently loaded as plain values.
+        # Search for lost parts first. Otherwise, a quantized weight without its scales would be silently loaded as
+        # plain values.
         lost = self._lost_parts()
         for key in [*self.parts.places, *(key for key in self.found if key not in self.parts.places)]:
             if key in self.found and key not in lost:
@@ -72,7 +76,7 @@ class _Module:
             differing = [key for key in missing + unexpected if not key.endswith("_extra_state")]
             self.comparison.guessed += [key for key in differing if self.parts.loader_of(key) is not None]
         else:
-            # With loaders, this is checked after the attempt, because a loader may accept a key that seems unexpected.
+            # If there are loaders, `report` does this after the attempt, because a loader may accept such keys.
             self._judge(unexpected)
 
     def take(self, key: str, name: str, item: Node) -> None:
@@ -95,7 +99,10 @@ class _Module:
                 self.comparison.take(value, item, name)
 
     def _lost_parts(self) -> set[str]:
-        """Report tensors with parts that the module does not accept. Without these parts their values are wrong."""
+        """Report tensors with parts that the module does not accept, and return the keys of these tensors.
+
+        Without the parts, the values of such a tensor are wrong.
+        """
         lost = set()
         for key, (name, item) in self.found.items():
             if key in self.parts.places or self.parts.loader_of(key) is not None:
@@ -128,7 +135,7 @@ class _Module:
         return {key for given in self.handed.values() for key in given}
 
     def _differ(self, missing: Collection[str], unexpected: Collection[str]) -> None:
-        """Report the keys that only the module or only the state has."""
+        """Report the keys that only the module has (missing) and those that only the state has (unexpected)."""
         # A tensor that is loaded under another of its names is not missing.
         places = self.parts.places
         missing = [key for key in missing if key not in places or not self.comparison.is_taken(places[key].value)]
@@ -143,15 +150,16 @@ class _Module:
             self.comparison.suggest_rename(self.node, self.parts.places, rename_all=True)
 
     def _judge(self, unexpected: Collection[str]) -> None:
-        """Report that the state belongs to another module, if nothing in it fits."""
+        """If nothing in the state fits, report that the state belongs to another module."""
         fits = self.loaded or self.assigned or self._handed() - set(unexpected)
         known = any(key in self.parts.places for key in self.found)
         if self.found and not fits and not known and self.comparison.wants_some(self.node, self.path):
             self.comparison.differences.strangers.append(self.path or "the target")
 
     def _may_take(self, value: torch.Tensor, name: str, item: Node) -> bool:
-        """Whether a part may receive the value of one of its tensors; report the reason if not."""
-        # The part itself decides about the shape. Another dtype is refused here, as it would be converted silently.
+        """Whether a part with custom loading may receive a value for one of its tensors. If not, report the reason."""
+        # The part itself decides about the shape. Another dtype is refused here, because the part would convert it
+        # silently.
         if torch.nn.parameter.is_lazy(value):
             return True
         # If the tensor has no memory, torch's `copy_` silently does nothing.
@@ -183,7 +191,7 @@ class _Module:
                 setattr(place.part, place.name, made[id(place.value)])
 
     def _metadata(self) -> Any:
-        """Return the module versions that torch keeps with a state, by the current names of the modules."""
+        """Return the module versions that torch keeps with a state, by the renamed names of the modules."""
         attributes = self.node[2] if self.node[0] == "odict" else None
         if attributes is None:
             return None
@@ -223,11 +231,11 @@ class _Module:
             self.assigned[key] = lambda leaf: build_with(item, leaf, self.comparison.leaves)
 
     def _maker(self, value: torch.Tensor) -> Callable[[], torch.Tensor]:
-        fresh = self._fresh  # not `self`, which refers to the object that keeps this function
+        fresh = self._fresh  # with `self`, the function and the object that keeps it would refer to each other
 
         def make() -> torch.Tensor:
             if id(value) not in fresh:
-                # The key is the identity of the parameter, so that a tied parameter gets one memory and stays tied.
+                # The key is the `id` of the parameter, so that names of tied parameters get the same memory.
                 fresh[id(value)] = torch_targets.empty_like_meta(value)
             return fresh[id(value)]
 

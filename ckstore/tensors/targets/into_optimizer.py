@@ -1,7 +1,8 @@
-"""Compare an optimizer with its state in a checkpoint, and plan its load. Imported only if a target has one.
+"""Compare an optimizer with its state in a checkpoint, and plan its load.
 
-A parameter is matched by name if both sides have names (an optimizer made with ``named_parameters()``), and otherwise
-by position, as in torch.
+This module is imported only if a target has an optimizer. Parameters are matched by name if both the optimizer and the
+checkpoint have names, that is, if both optimizers were made with ``named_parameters()``. Otherwise, they are matched by
+position, as in torch.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _LIKE_THE_PARAMETER = {
     *("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "momentum_buffer", "square_avg"),
     *("acc_delta", "grad_avg", "sum", "prev", "step_size", "ax"),
 }
-"""State that torch's optimizers keep in the shape of the parameter."""
+"""State of torch's optimizers that has the shape of the parameter."""
 _TELLING = {
     *("betas", "momentum", "alpha", "rho", "lambd", "t0", "etas", "step_sizes", "max_iter", "lr_decay"),
     *("initial_accumulator_value", "beta2_decay"),
@@ -41,20 +42,20 @@ _TELLING = {
 _ITERATED = "<generator object "
 """The beginning of the text into which `load_state_dict` of torch 2.13 converts each string in a parameter's state."""
 _NAMED_MOST = 3
-"""The greatest number of names of parameters in a message."""
+"""The maximum number of names of parameters in a message."""
 
 
 def plan_optimizer(comparison: Comparison, optimizer: Any, node: Node, path: str) -> None:
-    """Plan to load an optimizer. If its groups differ, nothing is loaded.
+    """Plan to load an optimizer. If the groups differ, nothing is loaded into the optimizer.
 
-    State that does not have the shape of its parameter is left out, so that the optimizer creates new state.
+    The state of a parameter is left out if a part of it does not fit, so that the optimizer creates new state.
     """
     parts = {decode_key(own): item for own, item in node[1]} if _is_dict(node) else {}
     if not {"state", "param_groups"} <= set(parts) or not _is_dict(parts["state"]):
         comparison.mismatch(path, "the state of an optimizer", comparison.described(node))
         return
-    # A hook may rename groups or parameters, so a comparison of the raw state could refuse a state that the hook would
-    # make fit.
+    # A hook may rename groups or parameters. A comparison before the hook could refuse a state that fits after the
+    # hook.
     if optimizer._optimizer_load_state_dict_pre_hooks:  # noqa: SLF001 - torch has no public way to query them
         make = comparison.new(node)
 
@@ -97,11 +98,11 @@ def plan_optimizer(comparison: Comparison, optimizer: Any, node: Node, path: str
 
 
 def _put_back(comparison: Comparison, optimizer: Any, saved: Any, parameters: dict[Any, Any], path: str) -> None:
-    """Restore strings, and give state its saved dtype, or report that torch converted it.
+    """Restore strings and dtypes of the saved state that torch changed, or report the conversion of a dtype.
 
-    If the parameter itself was saved with its current dtype, the optimizer keeps state of another dtype by design, as
-    in double precision. Otherwise the run continues with parameters of another dtype, and torch's conversion of floats
-    is intended.
+    If a parameter was saved with its current dtype, but its state with another one, such as float64, then the optimizer
+    keeps this dtype by design, and the dtype is restored. Otherwise, the run continues with parameters of another
+    dtype, so torch's conversion of floats is intended, and is reported.
     """
     for number, found in saved.items():
         parameter = parameters.get(number)
@@ -114,7 +115,7 @@ def _put_back(comparison: Comparison, optimizer: Any, saved: Any, parameters: di
 
 
 def _as_saved(own: Any, saved: Any, dtype: Any, name: str, cast: dict[str, str], *, is_kept: bool) -> Any:
-    """Return `own` with the strings of `saved`, and its values for tensors that torch converted to `dtype`."""
+    """Return `own` with the strings of `saved`, and with the tensors of `saved` that torch converted to `dtype`."""
     if isinstance(own, dict) and isinstance(saved, dict):
         return {
             key: _as_saved(item, saved[key], dtype, name_below(name, key), cast, is_kept=is_kept)
@@ -133,7 +134,7 @@ def _as_saved(own: Any, saved: Any, dtype: Any, name: str, cast: dict[str, str],
         return own
     if not (own.dtype == dtype != saved.dtype and own.shape == saved.shape):
         return own
-    # A hook may have changed the value, so it is only replaced if it is the converted value.
+    # A hook may have changed the value, so the value is only replaced if it equals the converted value.
     converted = saved.to(own)
     if not bool(((own == converted) | (own.isnan() & converted.isnan())).all()):
         return own
@@ -150,7 +151,10 @@ def _is_dict(node: Node) -> bool:
 
 
 def _fits_groups(comparison: Comparison, optimizer: Any, groups: Any, path: str) -> bool:
-    """Whether the saved groups fit: their number, their sizes, the kind of optimizer, and parameters with memory."""
+    """Whether the saved groups fit an optimizer whose parameters have memory. Report the differences.
+
+    The number of groups, the size of each group, and the kind of optimizer are compared.
+    """
     name = name_below(path, "param_groups")
     own = optimizer.param_groups
     if not isinstance(groups, list) or not all(map(_is_group, groups)):
@@ -182,9 +186,9 @@ def _fits_groups(comparison: Comparison, optimizer: Any, groups: Any, path: str)
 
 
 def _orders(comparison: Comparison, optimizer: Any, groups: Any, path: str) -> list[list[int] | None] | None:
-    """Return for each group the positions of its parameters in the checkpoint, or None if names differ.
+    """Return the positions of the parameters of each group in the checkpoint, or None if names differ.
 
-    The item of a group is None if the optimizer or the checkpoint has no names. The order of such a group is kept.
+    The item for a group is None if the optimizer or the checkpoint has no names. The order of such a group is kept.
     """
     name = name_below(path, "param_groups")
     orders: list[list[int] | None] = []
@@ -209,7 +213,7 @@ def _order(comparison: Comparison, own: list[str], its: Any) -> list[int] | None
         return None
     terms, used = comparison.terms, comparison.differences.renaming
     given = [renamed(one, terms.rename, used) for one in its]
-    for form in (str, unwrapped):  # also without the names of wrappers, such as ``module.``
+    for form in (str, unwrapped):  # if names differ, compare them without wrappers such as ``module.``
         wanted, places = [form(one) for one in own], {form(one): j for j, one in enumerate(given)}
         if len(places) == len(given) and places.keys() == {*wanted}:
             return [places[one] for one in wanted]
@@ -236,7 +240,7 @@ def _is_torchs(optimizer: Any) -> bool:
 
 
 def _below(node: Node, tag: str) -> set[int]:
-    """Return the leaves below the nodes with a tag."""
+    """Return the numbers of the leaves below all nodes with a tag."""
     return {index for _, part in parts_in(node, tag=tag) for index in leaf_numbers(part)}
 
 
@@ -246,27 +250,27 @@ class _Optimizer:
         self.path = name_below(path, "state")
         self.converted: dict[int, Any] = {}  # leaf -> the dtype to which torch converts it
         self._is_torchs = _is_torchs(optimizer)
-        self._held = optimizer.state  # its state_dict() may be foreign code and need not have these tensors
+        self._held = optimizer.state  # not `state_dict()`, which may be foreign code, and need not have these tensors
         numbers = chain.from_iterable(group["params"] for group in groups)
         parameters = chain.from_iterable(group["params"] for group in optimizer.param_groups)
         self.parameters = dict(zip(numbers, parameters, strict=True))
-        # A state tensor that shares memory with a parameter must not be filled, because this would overwrite weights.
+        # A tensor of the state that shares memory with a parameter must not be filled. This would overwrite weights.
         self._places = {one.data_ptr() for one in self.parameters.values() if torch_targets.can_be_filled(one)} - {0}
 
     def by_parameter(self, found: dict[Any, Node]) -> dict[Any, Node]:
-        """Return the state by parameter number. `torch.distributed.checkpoint` converts these numbers to text."""
+        """Return the state by parameter number. `torch.distributed.checkpoint` saves these numbers as strings."""
         numbers = {str(number): number for number in self.parameters if number not in found}
         return {numbers.get(key, key) if isinstance(key, str) else key: node for key, node in found.items()}
 
     def take(self, key: Any, node: Node) -> bool:
         """Plan to load the state of one parameter. Return False if a part of it does not fit."""
-        # Other optimizers may have additional keys. An optimizer of torch would load such an entry and never use it.
+        # An optimizer of torch would load an unknown key and never use it. Other optimizers may have additional keys.
         if key not in self.parameters and (self._is_torchs or type(key) is int):
             parameters = counted(len(self.parameters), "parameter")
             self.comparison.mismatch(name_below(self.path, key), f"what is kept for one of {parameters}", "another key")
             return False
         indexes = list(leaf_numbers(node))
-        inside = _below(node, "parts") | _below(node, "object")  # leaves inside these have other shapes
+        inside = _below(node, "parts") | _below(node, "object")  # these leaves have other shapes than the parameter
         parameter = self.parameters.get(key)
         held = {} if parameter is None else self._held.get(parameter, {})
         live = dict(_tensors_in(held, name_below(self.path, key)))
@@ -278,8 +282,8 @@ class _Optimizer:
         return True
 
     def placed(self, key: object, node: Node, leaf: Leaf) -> Leaf:
-        """Return a function that returns leaves. Those inside objects are on the device of their parameter."""
-        # torch moves the tensors of a state to that device, but not those inside objects.
+        """Return a function like `leaf` that puts tensors inside objects on the device of their parameter."""
+        # torch itself moves the tensors of a state to that device, but not tensors inside objects.
         parameter, inside = self.parameters.get(key), _below(node, "object")
         if parameter is None or parameter.is_cpu or not inside:
             return leaf
@@ -291,7 +295,7 @@ class _Optimizer:
         return give
 
     def _bind(self, index: int, live: dict[str, Any]) -> None:
-        """Fill the optimizer's own tensor of the same name, unless another leaf or a parameter uses its memory."""
+        """Plan to fill the optimizer's tensor of the same name, unless another leaf or a parameter uses its memory."""
         leaf = self.comparison.leaves[index]
         own = live.get(leaf.name)
         place = None if own is None else own.data_ptr()
@@ -301,11 +305,11 @@ class _Optimizer:
             self._places.add(place)
 
     def _fits(self, index: int, parameter: Any, live: dict[str, Any]) -> bool:
-        """Whether a leaf has the expected shape, if that is known. Report another shape, or a conversion."""
-        # Shapes are only checked for torch's own optimizers. Others decide themselves about the shapes of their state.
+        """Whether a leaf has the expected shape, if that shape is known. Report another shape, or a conversion."""
+        # Shapes are only checked for torch's own optimizers. Other optimizers may use any shapes for their state.
         leaf = self.comparison.leaves[index]
         last = leaf.name.rpartition(".")[2]
-        if leaf.kind != "torch" or parameter is None or is_lazy(parameter):  # the load gives a lazy one its shape
+        if leaf.kind != "torch" or parameter is None or is_lazy(parameter):  # the load gives it its shape
             return True
         own = live.get(leaf.name)
         if self._is_torchs and last in _LIKE_THE_PARAMETER:
@@ -317,7 +321,7 @@ class _Optimizer:
                 self.comparison.mismatch(leaf.name, wanted, self.comparison.described(["leaf", index]))
                 return False
         own_dtype = torch_targets.dtype_name(parameter)
-        # torch itself converts state to the parameter's dtype, except `step`. This is reported.
+        # torch itself converts state to the parameter's dtype, except `step`. Report this conversion.
         if last != "step" and parameter.is_floating_point() and leaf.dtype != own_dtype:
             self.comparison.differences.cast[leaf.name] = f"{leaf.dtype} to {own_dtype}"
             self.converted[index] = parameter.dtype
@@ -325,7 +329,7 @@ class _Optimizer:
 
 
 def _tensors_in(state: object, path: str, depth: int = 1) -> Iterator[tuple[str, Any]]:
-    """Yield name and tensor of each plain tensor in the state of an object, with the names of `capture`."""
+    """Yield the name and the value of each plain tensor in the state of an object, with the names of `capture`."""
     if is_tensor(state):
         from ckstore.tensors.targets import torch_targets
 

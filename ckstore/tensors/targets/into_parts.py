@@ -1,8 +1,9 @@
-"""Compare tensors that consist of other tensors with their parts in a checkpoint. Imported only for such tensors.
+"""Compare tensors that consist of other tensors with their parts in a checkpoint.
 
-A subclass with the same structure is filled in place, and a sparse tensor with the same layout gets a copy. With
-``assign=True``, the tensor of the checkpoint replaces other tensors, and those on the meta device, as in torch's own
-`load_state_dict`. Without it, they do not fit.
+This module is imported only for such tensors. If the target is a subclass tensor with the same structure, its parts are
+filled in place. If it is a sparse tensor with the same layout, the new values are copied into it. With ``assign=True``,
+the tensor of the checkpoint replaces any other target, and a target on the meta device, as in torch's own
+`load_state_dict`. Without ``assign=True``, these targets do not fit.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ from ckstore.tensors.walks import shape_of_parts
 class PartsLayout(Enum):
     """How a tensor receives its parts."""
 
-    FILLED = auto()  # the parts are bound to its own parts
-    COPIED = auto()  # a new tensor is made from the parts and copied into it; the caller must plan this
-    ASSIGNED = auto()  # a new tensor is made from the parts and replaces it
+    FILLED = auto()  # the parts of the tensor are filled in place
+    COPIED = auto()  # a new tensor is made from the stored parts, and copied into the tensor; the caller must plan this
+    ASSIGNED = auto()  # a new tensor is made from the stored parts, and replaces the tensor
 
 
 def plan_parts(comparison: Comparison, target: torch.Tensor, node: Node, name: str) -> PartsLayout | None:
-    """Plan how `target` receives the parts of `node`. If it does not fit, report it and return None."""
+    """Plan how `target` receives the parts of `node`. If the parts do not fit, report this and return None."""
     check_names(node, name)
     on_meta = target.is_meta
     unlike = "" if on_meta else _unlike(comparison, target, node)
@@ -58,8 +59,8 @@ def plan_parts(comparison: Comparison, target: torch.Tensor, node: Node, name: s
 
 def _unlike(comparison: Comparison, target: Any, node: Node) -> str:
     """Return how the structure of a tensor differs from that in the checkpoint, or an empty text."""
-    # Contexts are compared in their stored form, so that no comparison method of a foreign class is called.
-    # The context may have requires_grad, which a saved state never has.
+    # Contexts are compared in their stored form, so that no comparison method of a foreign class is called. The target
+    # is detached, because a saved tensor is, and the context may contain requires_grad.
     apart = torch_parts.take_apart(target.detach())
     if node[2] in SPARSE_KINDS or apart is None or apart.kind != node[2]:
         return ", which is of another class"
@@ -75,7 +76,7 @@ def _unlike(comparison: Comparison, target: Any, node: Node) -> str:
 
 
 def _takes(comparison: Comparison, target: Any, key: str, live: torch.Tensor, item: Node) -> bool:
-    # A property may create a new tensor at each access. Filling that tensor would have no effect.
+    # A property may create a new tensor at each access. Filling such a tensor would have no effect.
     if getattr(target, key) is not getattr(target, key):
         return False
     if item[0] == "parts":
@@ -85,7 +86,7 @@ def _takes(comparison: Comparison, target: Any, key: str, live: torch.Tensor, it
 
 
 def _which(own: Node, found: Node) -> str:
-    """Return the members in which two contexts differ, if both are dicts, for messages."""
+    """Return the names of the differing members of two contexts, or a general description, for messages."""
     contexts = own[1][0], found[1][0]
     if all(isinstance(context, list) and context[0] == "dict" for context in contexts):
         own_context, its = ({str(key): item for key, item in context[1]} for context in contexts)

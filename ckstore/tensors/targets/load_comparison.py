@@ -25,10 +25,10 @@ class LoadRules:
     """The options of the caller of a load into a target."""
 
     keep: Callable[[str], bool] | None = None  # selects values by their names in the checkpoint; None selects all
-    # See `renames.renamed`. It applies to the keys of tensors in dicts and to all keys in the states of modules.
+    # The renaming (`renames.renamed`). It applies to keys of tensors in dicts and to all keys in states of modules.
     rename: Mapping[str, str] = field(default_factory=dict)
     cast: bool = False  # convert to the dtype of the target
-    assign: bool = False  # give memory to tensors on the meta device, and replace those of another structure
+    assign: bool = False  # give memory to tensors on the meta device, and replace tensors with another structure
     strict: bool = True  # whether everything must fit
 
 
@@ -39,18 +39,18 @@ class Differences:
     # Names are those in the target, except in `unexpected`, which has names in the checkpoint.
     missing: list[str] = field(default_factory=list)  # in the target only
     unexpected: list[str] = field(default_factory=list)  # in the checkpoint only
-    # Name -> ``shape [2] float32 wanted, found a dict``, of values with another shape or kind.
+    # Name -> ``shape [2] float32 wanted, found a dict``, for values with another shape or kind.
     mismatched: dict[str, str] = field(default_factory=dict)
-    # Name -> ``float32 wanted, found int64``, of tensors that differ only in the dtype and are not converted.
+    # Name -> ``float32 wanted, found int64``, for tensors that differ only in the dtype and are not converted.
     dtypes: dict[str, str] = field(default_factory=dict)
-    # Name -> ``float32 to bfloat16``, of tensors that will be converted.
+    # Name -> ``float32 to bfloat16``, for tensors that will be converted.
     cast: dict[str, str] = field(default_factory=dict)
-    meta: list[str] = field(default_factory=list)  # tensors of the target without memory, which are not assigned
+    meta: list[str] = field(default_factory=list)  # tensors of the target that have no memory and will not get any
     # Tensors of `mismatched` that ``assign=True`` would replace by those of the checkpoint.
     replaceable: list[str] = field(default_factory=list)
     # Tensor of a module -> its class, if the checkpoint has parts of the tensor that the module does not accept.
     partial: dict[str, str] = field(default_factory=dict)
-    # Modules for which the checkpoint has names, none of which fits.
+    # Modules for which the checkpoint has names, but no name that fits.
     strangers: list[str] = field(default_factory=list)
     rename: dict[str, str] = field(default_factory=dict)  # a renaming with which more names would fit
     renaming: set[str] = field(default_factory=set)  # the keys of the caller's renaming that occur in names
@@ -70,7 +70,7 @@ _CONTAINERS = {
 
 
 class Trial(Protocol):
-    """Loads parts that decide themselves whether values fit, before all others; see `module_attempt`."""
+    """Loads the parts that decide themselves whether values fit, before everything else; see `module_attempt`."""
 
     handed: dict[str, dict[str, Node]]
 
@@ -79,13 +79,13 @@ class Trial(Protocol):
         """Memory that `run` needs to keep the values for `undo`."""
 
     def storages(self) -> list[list[int]]:
-        """Return the storages that `run` needs, in its order."""
+        """Return the storages of each request of `run`, in the order of the requests."""
 
     def run(self, read: Callable[[Iterable[int]], Mapping[int, StorageMemory]]) -> None:
         """Load, and report values that do not fit."""
 
     def undo(self) -> None:
-        """Restore the values from before `run`, even if it did not complete."""
+        """Restore the values from before `run`, even if `run` did not complete."""
 
 
 class Comparison:
@@ -104,18 +104,19 @@ class Comparison:
         self._read = read
         self.filling = Filling(leaves)
         self.steps: list[Callable[[Leaf], object]] = []  # called after all tensors are filled
-        # Loads that run before anything else is changed, and then report the values that do not fit.
+        # Loads that run before anything else in the target is changed, and then report the values that do not fit.
         self.attempts: list[Trial] = []
-        # Key of the elements of a tensor -> its first name, the node of its values, and the tensor, which keeps the key
-        # valid. Other names of the same tensor must have the same values.
+        # Key of the elements of a tensor -> its first name, the node of its values, and the tensor, which is kept so
+        # that the key remains valid. Other names of the same tensor must have the same values.
         self._taken: dict[object, tuple[str, Node, object]] = {}
-        self.guessed: list[str] = []  # keys that only one side has, for which an attempt decides whether they differ
+        # Keys that only the target or only the checkpoint has. An attempt decides whether they are differences.
+        self.guessed: list[str] = []
         self.differences = Differences()
 
     def early(self, index: int) -> object:
-        """Return the value of a long list of numbers, on which the plan depends; None for all other leaves."""
+        """Return the value of a leaf immediately if it is a long list of numbers, otherwise None."""
         numbers = self.leaves[index].kind == "numbers"
-        # An optimizer's groups may contain such lists, which are leaves, and cannot be compared without them.
+        # The groups of an optimizer may contain such lists, and cannot be compared without their values.
         return self._read(index) if numbers and self._read is not None else None
 
     def is_numbers(self, node: Node) -> bool:
@@ -123,7 +124,7 @@ class Comparison:
         return isinstance(node, list) and node[0] == "leaf" and self.leaves[node[1]].kind == "numbers"
 
     def wants(self, node: Node, path: str) -> bool:
-        """Whether all values at and below a node are selected."""
+        """Whether all values at and below a node are selected. Raise `BadInput` if only some are selected."""
         keep = self.terms.keep
         if keep is None:
             return True
@@ -140,14 +141,17 @@ class Comparison:
         return keep is None or any(keep(name) for name in value_names(node, path, self.leaves))
 
     def found_in(self, node: Node, path: str, *, rename_all: bool) -> RenamedDict:
-        """Return the items of a dict of the checkpoint. All keys are renamed, or only those of tensors and arrays."""
+        """Return the items of a dict of the checkpoint, with renamed keys.
+
+        All keys are renamed if `rename_all` is true, otherwise only those of tensors and arrays.
+        """
         found: RenamedDict = {}
         for own, item in node[1]:
             key = decode_key(own)
             name = name_below(path, key)
             if isinstance(key, str) and self.terms.rename and (rename_all or self.is_tensor_leaf(item)):
                 key = renamed(key, self.terms.rename, self.differences.renaming)
-            # Two names of the checkpoint would fill one tensor, and which of them wins would depend on their order.
+            # Two names of the checkpoint would fill one tensor, and the result would depend on the order of the names.
             if key in found:
                 msg = f"{plain(found[key][0])} and {plain(name)} would both be {plain(name_below(path, key))}"
                 raise BadInput(msg, hint="give a rename that keeps all names apart, or select one of them")
@@ -164,7 +168,7 @@ class Comparison:
         self.differences.rename |= suggest([key for key in keys if isinstance(key, str)], wanted) or {}
 
     def bind(self, live: Any, item: Node, name: str) -> bool:
-        """Fill a tensor from a leaf of the checkpoint, or report why this is not possible."""
+        """Plan to fill a tensor from a leaf of the checkpoint, or report why this is not possible."""
         from ckstore.tensors.targets import torch_targets
 
         leaf = self.leaves[item[1]] if isinstance(item, list) and item[0] == "leaf" else None
@@ -177,7 +181,7 @@ class Comparison:
         return self.converts(live, leaf, name) and (on_meta or self.filling.bind(live, item[1], cast_as=name))
 
     def converts(self, live: Any, leaf: LeafRecord, name: str) -> bool:
-        """Whether a leaf may be converted to the dtype of a tensor of its shape.
+        """Whether a leaf may be converted to the dtype of a tensor with the same shape.
 
         Report the conversion, or why it is not possible.
         """
@@ -192,15 +196,15 @@ class Comparison:
         return True
 
     def take(self, live: Any, item: Node, name: str) -> None:
-        """Record the values for a tensor or an array of the target."""
+        """Record that a tensor or an array of the target gets the values of a node."""
         self._taken.setdefault(_elements_key(live), (name, item, live))
 
     def is_taken(self, live: Any) -> bool:
-        """Whether a tensor gets values, perhaps under another name."""
+        """Whether a tensor of the target gets values, possibly under another name."""
         return _elements_key(live) in self._taken
 
     def contradicts(self, live: Any, item: Node, name: str) -> bool:
-        """Whether two names of one tensor in the target have different values in the checkpoint, which is reported."""
+        """Whether a tensor gets other values under another of its names. If so, report the mismatch."""
         known = self._taken.get(_elements_key(live))
         if known is None or not isinstance(item, list) or item[0] not in ("leaf", "parts"):
             return False
@@ -212,7 +216,7 @@ class Comparison:
         return True
 
     def have_same_values(self, one: int, other: int) -> bool:
-        """Whether two leaves have the same bytes by the digests of their storages, or this cannot be determined."""
+        """Whether two leaves may have the same bytes, according to the digests of their storages."""
         first, second = self.leaves[one], self.leaves[other]
         # Leaves that cannot be compared by digests count as equal, so that no tied tensor is refused by mistake.
         if first.storage == second.storage or self.storages is None or first.offset != second.offset:
@@ -222,13 +226,13 @@ class Comparison:
         return first.strides != second.strides or pieces[0] == pieces[1]
 
     def new(self, node: Node) -> Make:
-        """Return a function that makes a new value, as it was stored."""
+        """Plan a new value for a node, and return a function that makes the value."""
         for index in leaf_numbers(node):
             self.filling.make_new(index)
         return lambda leaf: build_with(node, leaf, self.leaves)
 
     def mismatch(self, path: str, wanted: str, found: str) -> None:
-        """Report another shape or kind at `path`."""
+        """Report that the values at `path` have different shapes or kinds."""
         self.differences.mismatched[path or "the state itself"] = f"{wanted} wanted, found {found}"
 
     def described(self, node: Node) -> str:

@@ -1,8 +1,8 @@
-"""Run parts of a module with custom loading, before anything else in the target changes; restore them on failure.
+"""Load the parts of a module with custom loading before anything else in the target, and restore them on failure.
 
 Only such a part knows which values it accepts. For example, a hook may rename keys, a method may enlarge a buffer, and
 extra state may have any shape. So the part receives its values as torch's `load_state_dict` would pass them, and the
-keys that it reports are differences.
+keys that it does not accept are reported as differences.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _NOTHING_LOADED = "nothing was loaded; load(ref, select=…) returns the state f
 
 
 class Attempt:
-    """The values for the loaders of one module.
+    """An attempt to load values with the loaders of one module.
 
     Args:
         comparison: The comparison of the target.
@@ -65,7 +65,7 @@ class Attempt:
 
     @property
     def kept_bytes(self) -> int:
-        """Memory that `run` needs to keep the current values of the loaders."""
+        """Memory that `run` needs to keep the current values of the parts, in bytes."""
         return sum(kept_bytes(loader.part, whole=loader.whole) for loader in self._parts.loaders.values())
 
     def storages(self) -> list[list[int]]:
@@ -73,7 +73,7 @@ class Attempt:
         return [self._storages(given.values()) for given in self.handed.values()]
 
     def run(self, read: Read) -> None:
-        """Run each loader; report the missing and the unexpected keys.
+        """Run each loader, and report the missing and the unexpected keys.
 
         Raises:
             BadInput: A loader refuses its values for an unknown reason. The caller must call `undo`.
@@ -82,7 +82,7 @@ class Attempt:
         unexpected: list[str] = []
         for prefix, loader in self._parts.loaders.items():
             given = self.handed[prefix]
-            # If no value for a loader is selected, it is not called. It would report all its keys as missing.
+            # A loader without a selected value is not called, because it would report all its keys as missing.
             if not given and self._comparison.terms.keep is not None:
                 continue
             lacking, left = self._try(loader, given, read)
@@ -91,7 +91,7 @@ class Attempt:
         self._report(missing, unexpected)
 
     def undo(self) -> None:
-        """Restore the values of the loaders, in reverse order."""
+        """Restore the values of the parts, in reverse order."""
         while self._snapshots:
             self._snapshots.pop().put_back()
 
@@ -106,7 +106,7 @@ class Attempt:
         try:
             return self._load(loader, values)
         except BadInput:
-            # torch raises at the first misfit. This comparison reports all of them.
+            # The error need not name all values that do not fit. This comparison reports all of them.
             misfits = self._misfits(given)
             if not misfits:
                 raise
@@ -122,7 +122,7 @@ class Attempt:
         return [key for key in missing if key not in misfits], unexpected
 
     def _load(self, loader: Loader, values: dict[str, Any]) -> tuple[Iterable[str], Iterable[str]]:
-        """Load a part as torch does, and return the keys that it reports."""
+        """Load a part as torch does, and return the missing and the unexpected keys that it reports."""
         how = {"assign": True} if self._assign(values) else {}
         state = OrderedDict(values)
         metadata = self._metadata()
@@ -136,7 +136,7 @@ class Attempt:
                 if not self._comparison.terms.strict and "strict" in inspect.signature(load).parameters:
                     how["strict"] = False
                 return reported(load(state, **how))
-            # Missing keys are not an error here, because they are reported with the names of the whole model.
+            # Missing keys raise no error here, because they are reported with their names in the whole model.
             return reported(_below(loader).load_state_dict(state, strict=False, **how))
 
     def _naming(self, loader: Loader) -> AbstractContextManager[None]:
@@ -144,13 +144,16 @@ class Attempt:
         return naming_refusals(loader.part, name, _NOTHING_LOADED)
 
     def _assign(self, values: dict[str, Any]) -> bool:
-        """Create parameters for values whose targets have no memory, like torch; tied parameters stay tied."""
+        """Like torch, make parameters of the values for targets without memory, and return whether there are any.
+
+        Tied parameters remain tied.
+        """
         places = self._parts.places
         empty = {key: places[key].value for key in values if key in places and places[key].value.is_meta}
         made: dict[int, Any] = {}
         for key, place in empty.items():
             value = values[key]
-            # Tied names must get one parameter. Two parameters would be trained separately.
+            # Names of tied parameters must get one parameter. Two parameters would be trained separately.
             if id(place) not in made and isinstance(value, torch.Tensor):
                 value = value.to(place.dtype) if self._comparison.terms.cast else value
                 made[id(place)] = torch_targets.as_parameter_of(place, value)
@@ -158,7 +161,7 @@ class Attempt:
         return bool(empty)
 
     def _misfits(self, given: Mapping[str, Node]) -> set[str]:
-        """Report tensors whose shapes differ from the parameters and buffers of these names; return their keys."""
+        """Report values whose shape differs from the parameter or buffer of the same name, and return their keys."""
         misfits = set()
         for key, item in given.items():
             place = self._parts.places.get(key)
@@ -179,7 +182,7 @@ class Attempt:
 def _load_its_own(
     loader: Loader, state: OrderedDict[str, Any], metadata: Any, **how: bool
 ) -> tuple[list[str], list[str]]:
-    """Load only a part itself, without its children, as torch's `load_state_dict` does for each part."""
+    """Load only the tensors of a part itself, not those of its children, as torch's `load_state_dict` does."""
     own = dict((metadata or {}).get(loader.prefix.removesuffix("."), {}))
     if how:
         own["assign_to_params_buffers"] = True
@@ -193,7 +196,7 @@ def _load_its_own(
 
 
 def _below(loader: Loader) -> Any:
-    """Return an empty module with the part at its prefix, so that hooks get the original names."""
+    """Return a module that has only the part, at its prefix, so that hooks get the original names."""
     part = loader.part
     for name in reversed(loader.prefix.split(".")[:-1]):
         outer = torch.nn.Module()

@@ -1,4 +1,4 @@
-"""The destination of each key of a module's state in torch's `load_state_dict`, and parts with custom loading."""
+"""Find the tensor into which torch's `load_state_dict` loads each key of a module, and parts with custom loading."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from ckstore.tensors.targets import torch_targets
 
 _PLAIN_LOAD = torch.nn.Module._load_from_state_dict  # noqa: SLF001 - the documented method to override for custom loading
 _NORM_LOADS = {_NormBase._load_from_state_dict, _InstanceNorm._load_from_state_dict}  # noqa: SLF001
-"""These load like any module, unless the names differ, as in states from old versions of torch."""
+"""Methods that load like that of any module, unless the names differ, as in states from old versions of torch."""
 
 
 @dataclass(frozen=True, slots=True)
 class StateSlot:
-    """The destination of a key: a parameter or a persistent buffer, `name` of `part`."""
+    """The destination of a key: the parameter or persistent buffer `name` of the module `part`."""
 
     part: Any
     name: str
@@ -34,19 +34,19 @@ class Loader:
 
     part: Any  # the module
     prefix: str  # the prefix of its keys, such as ``layer.0.``
-    whole: bool  # whether it also loads all modules below it, and not only its own values
+    whole: bool  # whether it also loads all modules below it, and not only its own tensors
 
 
 @dataclass(slots=True)
 class ModuleParts:
-    """A module as torch loads it."""
+    """The destinations of the keys of a module, and its loaders."""
 
     # Key -> the destination of its value, also for keys below a loader.
     places: dict[str, StateSlot] = field(default_factory=dict)
     # Prefix -> loader, in the order of torch. No loader is below a loader that is `whole`.
     loaders: dict[str, Loader] = field(default_factory=dict)
     loaded_by_loaders: set[int] = field(default_factory=set)  # the `id` of tensors that loaders load
-    apart: Collection[str] = ()  # keys whose tensors are in the checkpoint as parts
+    apart: Collection[str] = ()  # keys of the tensors that the checkpoint has as parts
 
     def loader_of(self, key: str) -> Loader | None:
         """Return the loader that receives a key, or None."""
@@ -62,12 +62,12 @@ class ModuleParts:
 
 
 def parts_of(module: Any, found: Iterable[str] = (), apart: Collection[str] = ()) -> ModuleParts:
-    """Return the parts of a module into which a state will be loaded, without calling code of the module.
+    """Return how torch would load a state into a module, without calling code of the module.
 
     Args:
         module: The module.
         found: The keys of the state.
-        apart: The keys whose tensors are in the checkpoint as parts. They need no loader.
+        apart: The keys of the tensors that the checkpoint has as parts. These tensors need no loader.
     """
     if type(module).__module__.endswith("fabric.wrappers") and hasattr(module, "_original_module"):
         module = module._original_module  # noqa: SLF001 - Lightning Fabric's wrapper passes its state to this module
@@ -79,8 +79,8 @@ def parts_of(module: Any, found: Iterable[str] = (), apart: Collection[str] = ()
     if overrides:
         parts.loaders[""] = Loader(module, "", whole=True)
     _visit(parts, module, "", by_prefix, inside=overrides)
-    # If a loader also loads a tensor that has another name, both names must be loaded in the order of torch, because
-    # the last one wins.
+    # If a tensor of a loader has another name outside the loader, loaders must load both names, in the order of torch,
+    # because the last value wins.
     parts.loaded_by_loaders = {
         id(place.value) for key, place in parts.places.items() if parts.loader_of(key) is not None
     }
@@ -94,7 +94,7 @@ def parts_of(module: Any, found: Iterable[str] = (), apart: Collection[str] = ()
 
 
 def overrides_load(module: Any) -> bool:
-    """Whether the module itself overrides `load_state_dict`."""
+    """Whether a module or its class overrides `load_state_dict`."""
     return type(module).load_state_dict is not torch.nn.Module.load_state_dict or "load_state_dict" in vars(module)
 
 
@@ -112,11 +112,12 @@ def _visit(parts: ModuleParts, part: Any, prefix: str, found: Mapping[str, set[s
     tensors = [*part._parameters.items(), *(one for one in part._buffers.items() if one[0] not in passing)]  # noqa: SLF001
     own = {f"{prefix}{name}": StateSlot(part, name, value) for name, value in tensors if value is not None}
     parts.places |= own
-    # The hook only removes the wrapper's name from keys. If this part were a loader, the whole model would be copied.
+    # The hook of such a wrapper only removes its name from keys. As a loader, the wrapper would need a copy of all its
+    # tensors, which may be those of the whole model.
     if not inside and _is_checkpoint_wrapper(part):
         wrapped = ModuleParts(loaded_by_loaders=parts.loaded_by_loaders)
         _visit(wrapped, part._checkpoint_wrapped_module, prefix, found)  # noqa: SLF001
-        if not wrapped.loaders:  # loaders would not get the names and module versions that torch gives them
+        if not wrapped.loaders:  # loaders would not get the names and module versions that torch passes
             parts.places |= wrapped.places
             return
     if not inside and _loads_all_below(part):
@@ -127,7 +128,7 @@ def _visit(parts: ModuleParts, part: Any, prefix: str, found: Mapping[str, set[s
         or any(id(place.value) in parts.loaded_by_loaders for place in own.values())
     ):
         parts.loaders[prefix] = Loader(part, prefix, whole=False)
-    # A module that is registered twice has two names in a state dict, and torch loads both.
+    # A module that is registered twice has two names in a state dict, and torch loads both names.
     for name, child in part._modules.items():  # noqa: SLF001 - the same as in torch
         if child is not None:
             _visit(parts, child, f"{prefix}{name}.", found, inside=inside)
@@ -142,7 +143,7 @@ def _is_checkpoint_wrapper(part: Any) -> bool:
 
 
 def _loads_all_below(part: Any) -> bool:
-    """Whether a part has hooks or a method that can change the values for it and all its children."""
+    """Whether a part has hooks or a method that can change the values for the part and all modules below it."""
     load = type(part)._load_from_state_dict  # noqa: SLF001
     hooks = part._load_state_dict_pre_hooks or part._load_state_dict_post_hooks  # noqa: SLF001
     plain = load is _PLAIN_LOAD or load in _NORM_LOADS
@@ -166,5 +167,5 @@ def has_extra_state(part: Any) -> bool:
 
 
 def is_ordinary(value: torch.Tensor) -> bool:
-    """Whether a load only copies plain values to a tensor, or replaces a tensor on the meta device by a plain one."""
+    """Whether loading a tensor only copies plain values into it, or replaces it if it is on the meta device."""
     return type(value) in {torch.Tensor, torch.nn.Parameter} and (value.is_meta or torch_targets.can_be_filled(value))

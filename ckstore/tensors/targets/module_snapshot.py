@@ -1,4 +1,4 @@
-"""Copies of the values of a module during custom loading, to restore them."""
+"""Copies of the values of a module, from which they are restored if custom loading fails."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _CONTAINERS = {dict, OrderedDict, list, set}
 
 
 class ModuleSnapshot:
-    """The values of a part of a module: values of tensors, attributes, extra state.
+    """The values of a part of a module: values of tensors, attributes, and extra state.
 
-    The content of objects in its attributes is not kept, unless it is in the extra state.
+    The content of objects in attributes is not kept, unless the extra state has it.
     """
 
     def __init__(self, part: Any, *, whole: bool) -> None:
-        # Both the attributes and the values are kept, because a loader may replace a buffer or write into it.
+        # Attributes and values are both kept, because a loader may replace a buffer, or write into a buffer.
         self._attributes = [_Attributes(one) for one in _modules(part, whole=whole)]
         self._values = [_Value(one) for one in _tensors(part, whole=whole).values()]
         self._extra = [
@@ -38,7 +38,7 @@ class ModuleSnapshot:
         for part, state in self._extra:
             try:
                 part.set_extra_state(state)  # the loader may have changed objects in attributes in place
-            except Exception:  # noqa: BLE001 - some parts refuse their own extra state, for example that of a new part
+            except Exception:  # noqa: BLE001 - some parts refuse their own extra state, for example if the part is new
                 self._put_back_attributes()
         with torch.no_grad():
             for value in self._values:
@@ -95,7 +95,7 @@ class _Attributes:
 
 
 class _Value:
-    """The values of a tensor, in CPU memory."""
+    """A copy of the values and attributes of a tensor."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor = tensor

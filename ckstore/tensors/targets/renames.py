@@ -1,4 +1,4 @@
-"""Rename names of a checkpoint, and search for a renaming with which they match the names of a module."""
+"""Rename values of a checkpoint, and search for a renaming with which their names match those of a module."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SUGGESTED_MOST = 20
 
 
 def check_rename(rename: object) -> Rename:
-    """Return `rename`, or an empty one for None."""
+    """Return `rename` as a dict, or an empty dict for None. Raise `BadInput` if it is no renaming."""
     if rename is None:
         return {}
     pairs = rename.items() if isinstance(rename, Mapping) else None
@@ -34,11 +34,11 @@ def renamed(key: str, rename: Rename, used: set[str] | None = None) -> str:
     Args:
         key: The name.
         rename: The renaming.
-        used: A set to which the keys that were replaced are added.
+        used: A set to which this function adds the keys that it replaced.
     """
     done, rest = "", key
     met: set[str] = set()
-    # The longest prefix is first, so that "module." does not match where "module._orig_mod." does.
+    # The longest prefix is first, so that "module." is not replaced if "module._orig_mod." also matches.
     left = sorted((old for old in rename if old and not old.startswith(".")), key=len, reverse=True)
     if "" in rename and not any(rest.startswith(old) for old in left):
         done = rename[""]
@@ -60,7 +60,7 @@ def renamed(key: str, rename: Rename, used: set[str] | None = None) -> str:
 def suggest(found: Collection[str], wanted: Collection[str]) -> dict[str, str] | None:
     """Return a `rename` that turns more names of a checkpoint into wanted names, or None.
 
-    The result makes no two names equal, and has no entry without which the same number of names would fit.
+    The result makes no two names equal. Each of its entries is necessary: without it, fewer names would fit.
     """
     wanted_names = set(wanted)
     best, best_count = None, len(wanted_names & set(found))
@@ -76,7 +76,7 @@ def suggest(found: Collection[str], wanted: Collection[str]) -> dict[str, str] |
 
 
 def _fitting(found: Collection[str], wanted: set[str], rename: Rename) -> int:
-    """Return the number of wanted names after renaming, or 0 if two of them become equal."""
+    """Return the number of wanted names after renaming, or 0 if two names become equal."""
     names = {renamed(name, rename) for name in found}
     # If two names became equal, one tensor would be lost, so such a renaming is never proposed.
     return len(names & wanted) if len(names) == len(found) else 0
@@ -108,7 +108,7 @@ def _candidates(found: list[str], wanted: list[str]) -> Iterator[dict[str, str]]
 
 
 def _constant_fronts(found: list[str], wanted: list[str]) -> Iterator[dict[str, str]]:
-    """Yield renamings of a prefix that only one side has, such as ``model.`` for a backbone loaded separately."""
+    """Yield renamings that remove or add one prefix, such as ``model.`` for a backbone that is loaded separately."""
     shortest = min(wanted, key=len)
     for name in found:
         if name.endswith(f".{shortest}"):
@@ -142,7 +142,7 @@ def front(names: list[str]) -> str:
 
 
 def _fronts(found: str, wanted: str) -> tuple[str, str]:
-    """Return the prefixes of two names before their common ending."""
+    """Return the parts of two names before their common ending."""
     found_parts, ours = found.split("."), wanted.split(".")
     while found_parts and ours and found_parts[-1] == ours[-1]:
         found_parts.pop()

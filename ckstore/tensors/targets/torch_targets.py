@@ -1,4 +1,4 @@
-"""Existing tensors that a load fills. Imported only if a target has tensors."""
+"""Functions for existing tensors that a load fills. This module is imported only if a target has tensors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def can_be_filled(target: torch.Tensor) -> bool:
 
 
 def can_copy(target: torch.Tensor) -> bool:
-    """Whether `target`, of a custom class, accepts the values of a plain tensor by `copy_`, as far as is known."""
+    """Whether `copy_` probably can copy the values of a plain tensor into `target`, which is of a custom class."""
     if hasattr(target, "placements") or target.layout is not torch.strided or target.is_meta:
         return False
     return not may_overlap(target.shape, target.stride())
@@ -45,8 +45,8 @@ def takes(target: torch.Tensor, leaf: LeafRecord) -> bool:
 def casts(target: torch.Tensor, leaf: LeafRecord) -> bool:
     """Whether the values of a leaf can be converted to the dtype of `target`, which has the same shape.
 
-    Like `torch.can_cast`, this allows fewer bits, but no conversion from complex to real numbers or from real numbers
-    to integers.
+    Like `torch.can_cast`, this function allows conversions to fewer bits, but not from complex to real numbers or from
+    real numbers to integers.
     """
     return leaf.kind == "torch" and tuple(target.shape) == leaf.shape and _can_cast(leaf.dtype, target.dtype)
 
@@ -59,7 +59,7 @@ def _can_cast(name: str, dtype: torch.dtype) -> bool:
     try:
         # `can_cast` also returns True for dtypes without a kernel in this build, so the conversion is tried.
         torch.zeros(1, dtype=dtype, device="cpu").copy_(torch.zeros(1, dtype=found, device="cpu"))
-    except (NotImplementedError, RuntimeError, TypeError):  # torch cannot convert one of them
+    except (NotImplementedError, RuntimeError, TypeError):  # torch cannot convert between them
         return False
     return True
 
@@ -81,20 +81,20 @@ def describe_unfilled(target: torch.Tensor) -> str:
 
 
 def describe(target: torch.Tensor) -> str:
-    """Return shape and dtype for messages, in the same form as `Comparison.described`."""
+    """Return the shape and the dtype of a tensor for messages, in the same form as `Comparison.described`."""
     return f"shape {list(target.shape)} {dtype_name(target)}"
 
 
 def region(target: torch.Tensor, leaf: LeafRecord) -> Region | None:
-    """Return the memory of the elements of `target`, if it has the same layout as the leaf.
+    """Return the memory of the elements of `target`, if its layout is that of the leaf, to be filled directly.
 
     Args:
         target: A tensor that can be filled, and takes the leaf.
         leaf: A leaf without gaps between its elements.
 
     Returns:
-        None if the layouts differ, if the values are not plain bits (conjugate views), or if the tensor is on a device
-        and so small that a copy is as fast.
+        None if the layouts differ, if the bits in memory are not those of the values (conjugate and negative views), or
+        if the tensor is on a device and so small that a copy is as fast.
     """
     space = space_of(target.device)
     if not (target.is_cpu or space) or target.is_conj() or target.is_neg() or not target.numel():
@@ -106,7 +106,7 @@ def region(target: torch.Tensor, leaf: LeafRecord) -> Region | None:
         return None
     nbytes = target.numel() * target.element_size()
     start = int(target.storage_offset()) * target.element_size()
-    # Smaller transfers all take the same time, and small storages are read together.
+    # All transfers below this size take the same time, and small storages are read together.
     if space is not None and nbytes < SMALL_BELOW_BYTES:
         return None
     empty = torch.empty(0, dtype=torch.uint8, device=target.device)
@@ -122,7 +122,7 @@ def elements_key(target: torch.Tensor) -> object:
         or not target.numel()
         or hasattr(target, "__tensor_flatten__")
     ):
-        return id(target)  # a wrapper of other tensors has no memory, and all have the address 0
+        return id(target)  # all wrappers of other tensors have the address 0, because they have no memory
     try:
         return target.device, target.data_ptr(), target.dtype, tuple(target.shape), target.stride()
     except (NotImplementedError, RuntimeError):  # it has no memory of its own
@@ -135,9 +135,9 @@ def moved_to(value: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 
 def fill(target: torch.Tensor, found: object) -> int:
-    """Copy the values of a tensor of the same shape into `target`: bit for bit, or converted to its dtype.
+    """Copy the values of a tensor of the same shape into `target`, and convert them if the dtypes differ.
 
-    Return the number of values out of the range of its dtype.
+    Return the number of values out of the range of the dtype of `target`.
     """
     if not isinstance(found, torch.Tensor):
         raise BadInput(f"a tensor can only be filled from a tensor, got {type(found).__qualname__}")
@@ -151,14 +151,19 @@ def fill(target: torch.Tensor, found: object) -> int:
 
 
 def streams(target: torch.Tensor, leaf: LeafRecord) -> bool:
-    """Whether `fill_part` can fill `target`: the leaf has no gap, and is row-major in some order of axes."""
+    """Whether `fill_part` can fill `target`.
+
+    This requires that the leaf has no gaps and is row-major in some order of axes, and that `target` is neither a
+    conjugate nor a negative view.
+    """
     return not target.is_conj() and not target.is_neg() and _axes(leaf) is not None
 
 
 def fill_part(target: torch.Tensor, leaf: LeafRecord, start: int, data: memoryview) -> int:
-    """Copy whole elements of a leaf, from its byte `start` on, into `target`, converted to the dtype of `target`.
+    """Copy whole elements of a leaf into `target`, and convert them if the dtypes differ.
 
-    Return the number of values out of the range of the dtype.
+    `data` has the bytes of these elements, which begin at byte `start` of the leaf. Return the number of values out of
+    the range of the dtype of `target`.
     """
     axes = _axes(leaf)
     if axes is None:
@@ -176,7 +181,7 @@ def fill_part(target: torch.Tensor, leaf: LeafRecord, start: int, data: memoryvi
 
 
 def _axes(leaf: LeafRecord) -> tuple[int, ...] | None:
-    """Return the order of axes in which a leaf is row-major, or None."""
+    """Return the order of axes in which a leaf is row-major without gaps, or None if there is none."""
     if leaf.strides is None:
         return tuple(range(len(leaf.shape)))
     strides = leaf.strides
@@ -189,7 +194,10 @@ def _axes(leaf: LeafRecord) -> tuple[int, ...] | None:
 
 
 def empty_like_meta(target: torch.Tensor) -> torch.Tensor:
-    """Return a tensor with memory on the CPU, with the shape, dtype and strides of one on the meta device."""
+    """Return a CPU tensor with the shape, dtype and strides of a tensor on the meta device.
+
+    If the elements of `target` overlap, the new tensor is row-major instead.
+    """
     strides = row_major(target.shape) if may_overlap(target.shape, target.stride()) else target.stride()
     try:
         return torch.empty_strided(target.shape, strides, dtype=target.dtype, device="cpu")
@@ -198,13 +206,13 @@ def empty_like_meta(target: torch.Tensor) -> torch.Tensor:
 
 
 def as_parameter_of(target: torch.Tensor, value: object) -> object:
-    """Return `value`, as a parameter with the same `requires_grad` if `target` is one."""
+    """Return `value`, or a parameter of it with the `requires_grad` of `target` if `target` is a parameter."""
     if isinstance(target, torch.nn.Parameter) and isinstance(value, torch.Tensor):
         return torch.nn.Parameter(value, requires_grad=target.requires_grad)
     return value
 
 
 def count_as_modified(target: torch.Tensor) -> None:
-    """Count a modification of `target`, whose values were replaced without torch's knowledge."""
+    """Count a modification of `target`, whose values were replaced without torch."""
     if not target.is_inference():
         torch.autograd.graph.increment_version(target)
