@@ -1,6 +1,6 @@
-"""Differences of bytes of equal length, each as one zstd frame, in the two forms that rollout engines apply.
+"""Differences between old and new bytes of the same length, in the two forms that rollout engines apply.
 
-docs/how-to/publish-weights.md describes both.
+Each difference is one zstd frame. docs/how-to/publish-weights.md describes both forms.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import zstandard
 if TYPE_CHECKING:
     from ckstore.model.digest import Buffer
 
-_LEVEL = 1  # the level of other programs that write this layout; higher levels save few bytes for their time
+_LEVEL = 1  # the level of other programs that write this layout; higher levels save few bytes and take much longer
 _POSITION_BYTES = 4
 POSITIONS_MOST_BYTES = 2 ** (8 * _POSITION_BYTES)
 """The number of bytes that an `OverwriteFrame` can address."""
@@ -24,8 +24,8 @@ class LargeDifference(Exception):
 
 
 def changed_bytes(old: Any, new: Any) -> tuple[Any, Any]:
-    """Return the positions of the bytes that differ, ascending, and their new values."""
-    # Most words are equal, and comparing words takes an eighth of the steps.
+    """Return the positions of the bytes that differ, in ascending order, and their new values."""
+    # Words are compared first, because most words are equal, and this takes an eighth of the steps.
     words = len(new) // 8
     old_words, new_words = (one[: 8 * words].view(np.uint64) for one in (old, new))
     differing = np.flatnonzero(old_words != new_words)
@@ -37,10 +37,10 @@ def changed_bytes(old: Any, new: Any) -> tuple[Any, Any]:
 
 
 class XorFrame:
-    """The new bytes xor the old ones. Applied twice, it restores the old ones."""
+    """The new bytes xor the old bytes. Applying the frame twice restores the old bytes."""
 
     def __init__(self, nbytes: int) -> None:
-        # The frame contains its size, because some readers allocate memory by it.
+        # The frame contains the size of its content, because some readers allocate memory of this size.
         self._compressor = zstandard.ZstdCompressor(level=_LEVEL).compressobj(size=nbytes)
         self._parts: list[bytes] = []
         self._is_changed = False
@@ -61,7 +61,7 @@ class XorFrame:
 
 
 class OverwriteFrame:
-    """The count of changed bytes, their positions, and their new values. It can be applied repeatedly."""
+    """The number of changed bytes, their positions, and their new values. The frame can be applied repeatedly."""
 
     def __init__(self, most_bytes: float) -> None:
         self._most_bytes = most_bytes
@@ -75,7 +75,7 @@ class OverwriteFrame:
         if len(found):
             self._values.append(values)
             self._positions.append((found + start).astype("<u4"))
-            # The limit applies to the size before compression, because this much is in memory.
+            # The limit applies to the size before compression, because the uncompressed difference is in memory.
             self._count += len(found)
             if (_POSITION_BYTES + 1) * self._count > self._most_bytes:
                 raise LargeDifference

@@ -1,7 +1,7 @@
-"""Predictions from a base: the base itself, or its copy in half the width.
+"""Predictions from a base: the base itself, or its values rounded to half the width.
 
-A wrong prediction only costs bytes, because the difference from it is always stored. Source: docs/format/encoded-1.md,
-"Predictions".
+A wrong prediction only costs bytes, because the difference from the prediction is always stored. See
+docs/format/encoded-1.md, "Predictions".
 """
 
 from __future__ import annotations

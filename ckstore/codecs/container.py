@@ -1,6 +1,6 @@
-"""The file of an encoded blob: a header that describes it, a table of its tiles, and the tiles.
+"""The file of an encoded blob: a header, a table of the tiles, and the tiles.
 
-Source: docs/format/encoded-1.md, "The container".
+docs/format/encoded-1.md defines this format in "The container".
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ ReadBase = Callable[[str, int, int], Buffer]
 
 
 class Run(NamedTuple):
-    """A range of a blob that is encoded in one way."""
+    """A range of a blob with one element width, and one prediction if it has a base."""
 
     nbytes: int  # size of the range, a multiple of the width
     width: int  # bytes of an element
     prediction: Prediction = "same"  # how the range is predicted from the base
-    base: int = -1  # index into the bases; -1 if it has no base
-    offset: int = 0  # offset in the base of the bytes from which it is predicted
+    base: int = -1  # index into the bases; -1 if the range has no base
+    offset: int = 0  # offset in the base of the first byte from which the range is predicted
 
 
 class Tile(NamedTuple):
-    """A tile of an encoded blob: the location of its bytes, plain and stored."""
+    """A tile of an encoded blob, with the locations of its plain and stored bytes and of its bytes in the base."""
 
     run: Run
     start: int
@@ -55,8 +55,8 @@ class Header:
     """The content of the header of an encoded blob."""
 
     plain: str  # digest of the plain blob
-    nbytes: int  # its size
-    bases: tuple[str, ...]  # plain digests of the blobs that are needed to decode it
+    nbytes: int  # size of the plain blob, in bytes
+    bases: tuple[str, ...]  # plain digests of the blobs that are needed for decoding
     runs: tuple[Run, ...]  # all ranges of the blob, in order
     tile_count: int = field(init=False)
 
@@ -97,7 +97,7 @@ def _text(header: Header) -> bytes:
 
 
 def render(header: Header, tiles: Sequence[StoredTile]) -> bytes:
-    """Return the file of an encoded blob. Raises `BadInput` if the header is too large for a reader."""
+    """Return the file of an encoded blob. Raise `BadInput` if the header is too large for a reader."""
     head = _text(header)
     if not _has_room(header, head):
         found = f"{len(head)} bytes and {len(header.bases)} bases"
@@ -115,7 +115,7 @@ def _go_on() -> None:
 def encode_blob(
     plain: Buffer, header: Header, read_base: ReadBase, *, before_each: Callable[[], None] = _go_on
 ) -> bytes:
-    """Return the file that encodes a blob by `header`. `before_each` is called before each tile."""
+    """Encode a blob with the runs of `header`, and return the file. `before_each` is called before each tile."""
     whole = memoryview(plain)
     tiles = []
     for run, start, nbytes, base_start in _spans(header):
@@ -131,7 +131,7 @@ def encode_blob(
 def decode_blob(
     data: Buffer, read_base: ReadBase, *, where: str, most_bytes: int, before_each: Callable[[], None] = _go_on
 ) -> bytearray:
-    """Return the plain bytes of an encoded blob that is in memory."""
+    """Return the plain bytes of an encoded blob in memory."""
     file = memoryview(data)
     return decode_file(*parse_file(file, where=where, most_bytes=most_bytes), file, read_base, before_each)
 
@@ -139,7 +139,7 @@ def decode_blob(
 def decode_file(
     header: Header, tiles: Tiles, file: memoryview, read_base: ReadBase, before_each: Callable[[], None] = _go_on
 ) -> bytearray:
-    """Return the plain bytes of an encoded blob that was parsed."""
+    """Return the plain bytes of an encoded blob in memory, whose header and tiles are already parsed."""
     plain = bytearray(header.nbytes)
     out = memoryview(plain)
     for tile in tiles.between(0, header.nbytes):
@@ -154,7 +154,7 @@ def decode_file(
 
 
 def parse_file(file: memoryview, *, where: str, most_bytes: int) -> tuple[Header, Tiles]:
-    """Return header and tiles of an encoded blob that is in memory."""
+    """Return the header and the tiles of an encoded blob in memory."""
     first = HEAD_BYTES + header_bytes(file[:HEAD_BYTES])
     header = parse_header(file[HEAD_BYTES:first], where=where, most_bytes=most_bytes)
     body = first + header.table_bytes
@@ -170,7 +170,7 @@ def header_bytes(head: Buffer) -> int:
 
 
 def parse_header(data: Buffer, *, where: str, most_bytes: int) -> Header:
-    """Return the header, with every number checked."""
+    """Return the header. Raise `DamagedBlob` if any of its values is invalid."""
     try:
         members = parse_object(bytes(data), where=where)
     except BadInput as error:
@@ -212,7 +212,7 @@ def _run(item: Any, base_count: int, most_bytes: int, where: str) -> Run:
 class Tiles:
     """The locations of the tiles of an encoded blob, from the table after its header.
 
-    The table is checked against the header and the file.
+    The table is checked against the header and the size of the file.
     """
 
     def __init__(self, header: Header, table: Buffer, file_bytes: int, *, first: int, where: str) -> None:
@@ -220,7 +220,8 @@ class Tiles:
 
         if len(table) != header.table_bytes:
             raise DamagedBlob(f"{where}: a table of {len(table)} bytes, wanted {header.table_bytes}")
-        # Arrays are used, because objects for 150,000 runs of a hostile header would take a hundred times its size.
+        # Arrays are used, because objects for the 150,000 runs of a hostile header would take a hundred times the size
+        # of the header.
         self.header = header
         self.header_bytes = first - header.table_bytes
         run_bytes = np.array([run.nbytes for run in header.runs], np.int64)
@@ -231,7 +232,7 @@ class Tiles:
         self._nbytes = np.minimum(run_bytes[self._run] - self._in_run, TILE_BYTES)
         entries = np.frombuffer(table, "<u4")
         self._codec, self._stored = entries >> _LENGTH_BITS, (entries & (2**_LENGTH_BITS - 1)).astype(np.int64)
-        # Stored bytes are never more than plain ones, so reading them takes no more memory than the result.
+        # A tile never has more stored than plain bytes, so reading a tile takes no more memory than the decoded tile.
         (wrong,) = ((self._codec > max(Codec)) | (self._stored > self._nbytes)).nonzero()
         if len(wrong):
             i = int(wrong[0])
@@ -258,7 +259,7 @@ class Tiles:
 
 
 def _spans(header: Header) -> Iterable[tuple[Run, int, int, int]]:
-    """Yield the run of each tile, its start in the blob, its size and its start in the base."""
+    """Yield the run of each tile, the start of the tile in the blob, its size, and its start in the base."""
     ends = accumulate(run.nbytes for run in header.runs)
     for run, end in zip(header.runs, ends, strict=True):
         start = end - run.nbytes

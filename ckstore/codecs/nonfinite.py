@@ -1,7 +1,7 @@
 """Count the values in a buffer that are not finite (NaN and infinities), by the bits of each number format.
 
-No value is converted. Most buffers have no such value, which two passes detect by the greatest integer among the bits.
-docs/adr/0033-health.md has the sizes of the passes and their cost.
+No value is converted. Most buffers have no such value. Two passes detect this by the greatest integer that the bits
+represent. docs/adr/0033-health.md has the sizes and the cost of the passes.
 """
 
 from __future__ import annotations
@@ -33,10 +33,9 @@ class FloatForm:
 
     name: str
     item_bytes: int
-    # The smallest bits, without the sign, of a value that is not finite, and the bits of infinity (0 without infinity).
-    least: int = 0
-    infinity: int = 0
-    # For a format with a single NaN, the bits of the NaN, including the sign. `least` is not used for it.
+    least: int = 0  # the smallest bits, without the sign, of a value that is not finite
+    infinity: int = 0  # the bits of infinity, or 0 if the format has no infinity
+    # For a format with a single NaN, the bits of the NaN, including the sign. `least` is not used for such a format.
     only_nan: int = 0
 
     def has_nonfinite(self, data: memoryview) -> bool:
@@ -54,7 +53,7 @@ class FloatForm:
     def _windows(self, data: memoryview) -> Iterator[Any]:
         import numpy as np
 
-        # A storage of a committed file may end in the middle of a number, which belongs to no tensor.
+        # A storage of a committed file may end in the middle of a number. Such a number belongs to no tensor.
         end = len(data) - len(data) % self.item_bytes
         for at in range(0, end, _WINDOW_BYTES):
             yield np.frombuffer(data[at : min(at + _WINDOW_BYTES, end)], _integers(self.item_bytes)[0])
@@ -66,8 +65,8 @@ class FloatForm:
             return bool(signed.min() == -sign)
         if self.only_nan:
             return bool(bits.max() == self.only_nan)
-        # As signed integers, the greatest bits are those of the greatest positive value. As unsigned integers, they are
-        # those of the smallest negative value.
+        # The greatest signed integer has the bits of the greatest positive value. The greatest unsigned integer has the
+        # bits of the smallest negative value, if there is one.
         return bool(signed.max() >= self.least or bits.max() >= sign + self.least)
 
     def _count(self, bits: Any) -> NonFiniteCount:

@@ -1,6 +1,6 @@
-"""Byte planes: the first bytes of all elements together, then the second ones.
+"""Byte planes: the lowest bytes of all elements together, then the second bytes of all elements, and so on.
 
-Each plane is stored as small as possible.
+Each plane is compressed if this makes it smaller.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 _LENGTH_BYTES = 4
 _REPEATED = 1 / 2
 
-# Memory that a thread has already used. The first use of new pages takes as long as merging the planes of a tile.
+# Each thread reuses its memory, because the first use of new pages takes as long as merging the planes of a tile.
 _own = threading.local()
 
 
 def scratch(name: str, count: int, dtype: np.dtype[Any]) -> Unsigned:
-    """Return memory of this thread for `count` elements, at most a tile. The next call with the same name reuses it."""
+    """Return memory of this thread for `count` elements, at most a tile. A call with the same name returns it again."""
     import numpy as np
 
     held = getattr(_own, name, None)
@@ -48,7 +48,8 @@ def pack(elements: Unsigned) -> bytes:
     for k in range(elements.itemsize):
         # This is faster than a strided copy.
         plane = (elements >> (8 * k)).astype(np.uint8)
-        # The lowest byte of a number is nearly random, so only repeated elements make its plane much smaller.
+        # The lowest bytes of numbers are nearly random. If the first plane is nevertheless much smaller, then elements
+        # repeat, and all parameters are tried for the other planes.
         repeats = k > 0 and len(stored[0]) < _REPEATED * len(plane)
         # The upper planes of small differences are zeros.
         packed = zstd.compress(plane.data, try_all=repeats) if plane.any() else b""
@@ -141,11 +142,11 @@ def _merged(
 
 
 def _put_float(sign_and_mantissa: Unsigned | None, exponent: Unsigned | None, out: Unsigned) -> None:
-    """Fill `out` with the upper two bytes of floats, from the plane of signs and mantissas and that of exponents."""
+    """Fill `out` with the upper two bytes of floats, from a plane of signs and mantissas and a plane of exponents."""
     import numpy as np
 
     lower = scratch("float", len(out), out.dtype)
-    # A signed byte becomes a number with its sign in the highest bit.
+    # A signed byte is extended to a number with its sign in the highest bit.
     _put(None if sign_and_mantissa is None else sign_and_mantissa.view(np.int8), lower.view(np.int16))
     np.bitwise_and(lower, 0x807F, out=lower)
     _put(exponent, out)

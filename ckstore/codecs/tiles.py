@@ -1,4 +1,4 @@
-"""Tiles of at most 1 MiB, each stored by the codec that makes it smallest: docs/format/encoded-1.md, "Tiles"."""
+"""Tiles of at most 1 MiB, each stored with the codec that makes it smallest; see docs/format/encoded-1.md, "Tiles"."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ WIDTHS = (1, 2, 4, 8)
 
 _HEAD_BYTES = 12
 _SKIP = 255
-# Up to the first share of differing elements, gaps are the smallest form. Above the second, they never are.
+# Up to the first share of differing elements, gaps are the smallest form. Above the second share, they never are.
 _SPARSE, _DENSE = 1 / 16, 1 / 2
 _FLOAT_WIDTHS = (2, 4)
-# Encoding a tile in every form takes several times as long as in one, so the form is chosen by a sample.
+# Encoding a tile in every form takes several times as long as in one form, so the form is chosen by a sample.
 _SAMPLE_PARTS, _SAMPLE_PART = 8, 2**10
 
 
@@ -47,14 +47,17 @@ class StoredTile(NamedTuple):
 
 
 def encode(tile: Buffer, base: Buffer | None, width: int) -> StoredTile:
-    """Return the smallest form of a tile, never larger than the tile. `base` is its prediction, of the same size."""
+    """Return the smallest form of a tile, never larger than the tile.
+
+    `base` is the prediction of the tile, and has the same size.
+    """
     import numpy as np
 
     x = _elements(tile, width)
     d = None if base is None else _difference(x, _elements(base, width))
     codecs = [Codec.PLANES]
-    # Without a sign, the plane below the exponents has only seven random bits. As floats, the tile would take 1 % less
-    # space, and 20 % more time to decode.
+    # If all signs are equal, the plane below the exponents has only seven random bits. As FLOATS, such a tile would
+    # take 1 % less space, but 20 % more time to decode.
     if width in _FLOAT_WIDTHS and (signed := x.view(f"<i{width}")).min() < 0 <= signed.max():
         codecs.append(Codec.FLOATS)
     if d is not None:
@@ -79,7 +82,7 @@ def _sample(elements: Unsigned) -> Unsigned:
 
 
 def _smallest(codecs: list[Codec], x: Unsigned, d: Unsigned | None) -> StoredTile:
-    """Return elements in the smallest of several forms. `d` are the differences from their base."""
+    """Return elements in the smallest of several forms. `d` has their differences from the base."""
     found = [StoredTile(codec, _packed(codec, x, d)) for codec in codecs]
     return min(found, key=lambda stored: len(stored.data))
 
@@ -94,7 +97,7 @@ def _packed(codec: Codec, x: Unsigned, d: Unsigned | None) -> bytes:
 
 
 def decode(stored: StoredTile, width: int, out: memoryview) -> None:
-    """Fill `out` with a tile. If `needs_base`, `out` contains the prediction of the base before the call."""
+    """Fill `out` with a tile. If the codec needs a base, `out` must contain the prediction from the base."""
     codec, data = stored
     x = _elements(out, width)
     if codec is Codec.RAW:
@@ -119,7 +122,7 @@ def decode(stored: StoredTile, width: int, out: memoryview) -> None:
 
 
 def needs_base(codec: Codec) -> bool:
-    """Whether a tile is decoded with the prediction of a base."""
+    """Whether decoding a tile requires the prediction from a base."""
     return codec not in (Codec.RAW, Codec.PLANES, Codec.FLOATS)
 
 
@@ -136,7 +139,7 @@ def _elements(data: Buffer, width: int) -> Unsigned:
 
 
 def _bias(dtype: np.dtype[Any]) -> np.unsignedinteger:
-    """Return 0x80…80, with which the upper digits of small differences, positive or negative, are 0."""
+    """Return 0x80…80. With this bias, the upper bytes of small positive and negative differences are 0."""
     bias: np.unsignedinteger = dtype.type(int.from_bytes(b"\x80" * dtype.itemsize, "little"))
     return bias
 
@@ -150,7 +153,7 @@ def _difference(x: Unsigned, base: Unsigned) -> Unsigned:
 
 
 def _numbers(d: Unsigned) -> Unsigned:
-    """Return the numbers to add to a base, converted in place from balanced digits."""
+    """Convert the results of `_difference` in place to the numbers to add to the base."""
     bias = _bias(d.dtype)
     d ^= bias
     d -= bias
@@ -161,7 +164,7 @@ def _numbers(d: Unsigned) -> Unsigned:
 
 
 def _pack_gaps(changed: NDArray[np.int64], d: Unsigned) -> bytes:
-    """Return the differing elements: the number of equal ones before each, as bytes, and the differences in planes."""
+    """Return the gap before each differing element (the number of equal elements), and the differences as planes."""
     import numpy as np
 
     gaps = np.diff(changed, prepend=-1) - 1
@@ -180,7 +183,7 @@ def _unpack_gaps(data: memoryview, count: int, dtype: np.dtype[Any]) -> tuple[ND
     import numpy as np
 
     changed, step_count, packed = (int.from_bytes(data[i : i + 4], "little") for i in (0, 4, 8))
-    # Each step covers at least one element. More steps than elements are refused before anything is allocated.
+    # Each step covers at least one element, so more steps than elements are refused before anything is allocated.
     if len(data) < _HEAD_BYTES or not 0 < changed <= step_count <= count or packed > len(data) - _HEAD_BYTES:
         raise DamagedBlob(f"{changed} changes in {step_count} steps and {packed} bytes do not fit into a tile")
     raw = data[_HEAD_BYTES : _HEAD_BYTES + packed]

@@ -1,4 +1,7 @@
-"""Single zstd frames. The size is checked before a frame is decompressed, as protection from decompression bombs."""
+"""Compress and decompress single zstd frames.
+
+The size is checked before a frame is decompressed, as protection against decompression bombs.
+"""
 
 from __future__ import annotations
 
@@ -13,30 +16,30 @@ if TYPE_CHECKING:
 
     from ckstore.model.digest import Buffer
 
-# Bytes of floats have almost no repetitions. At every level, zstd finds short matches in them that take more space than
-# the plain bytes. With a hash table of 64 entries and matches of at least 7 bytes it finds almost none. The result is
-# an order-0 coder within 3 % of the entropy, which takes a third of the time of level 1. Data with repetitions needs
-# level 1. Higher levels take 2 to 200 times as long, and few planes are smaller (docs/adr/0020).
+# Bytes of floats have almost no repetitions. At every level, zstd finds short matches in them, which take more space
+# than the plain bytes. With a hash table of 64 entries and matches of at least 7 bytes, zstd finds almost no matches.
+# The result is an order-0 coder within 3 % of the entropy, which takes a third of the time of level 1. Data with
+# repetitions needs level 1. Higher levels take 2 to 200 times as long, and make few planes smaller (docs/adr/0020).
 _LEVEL = 1
 _FEW_MATCHES = {"hash_log": 6, "min_match": 7}
-# A plane is compressed with the parameters that are best for a sample of it.
+# A plane is compressed with the parameters that are best for a sample of the plane.
 _SAMPLE_PARTS, _SAMPLE_PART_BYTES = 3, 2**13
-_FASTER = 63 / 64  # a frame with matches takes longer to write and to read
+_FASTER = 63 / 64  # level 1 must save this much, because a frame with matches takes longer to write and to read
 _RANDOM = 3 / 4
 
-# A plane has at most 1 MiB. For a truncated frame, the library would allocate the whole window that the frame claims,
-# up to 128 MiB.
+# The maximum window, sufficient for a plane of at most 1 MiB. By default, the library would allocate up to 128 MiB for
+# a truncated frame, as large as the frame claims its window to be.
 _WINDOW_BYTES = 2**23
 
-# Threads cannot share a context, and creating one takes longer than compressing a small plane. So each thread keeps
-# its own.
+# Threads cannot share a context, and creating a context takes longer than compressing a small plane. So each thread
+# keeps its own contexts.
 _own = threading.local()
 
 
 def compress(data: Buffer, *, try_all: bool = False) -> bytes:
     """Return `data` as one zstd frame with the size in its header.
 
-    The parameters are those that are best for a sample, or for all of the data if `try_all`.
+    The parameters are those that are best for a sample of the data, or for all of it if `try_all` is true.
     """
     compressors = _compressors(len(data).bit_length())
     if try_all or len(data) <= 2 * _SAMPLE_PARTS * _SAMPLE_PART_BYTES:
@@ -56,7 +59,7 @@ def _compressors(bits: int) -> tuple[zstandard.ZstdCompressor, ...]:
         _own.compressors = {}
     if bits not in _own.compressors:
         package = _package()
-        # zstd chooses parameters by the size of its input. A sample must get those of the whole data.
+        # zstd chooses parameters by the size of its input. A sample must be compressed with those of the whole data.
         parameters = partial(package.ZstdCompressionParameters.from_level, _LEVEL, source_size=2**bits - 1)
         _own.compressors[bits] = tuple(
             package.ZstdCompressor(compression_params=one) for one in (parameters(**_FEW_MATCHES), parameters())
@@ -66,13 +69,13 @@ def _compressors(bits: int) -> tuple[zstandard.ZstdCompressor, ...]:
 
 
 def decompress(frame: Buffer, nbytes: int) -> bytes:
-    """Return the `nbytes` bytes of one zstd frame. Its header must state this size, and no bytes may follow it."""
+    """Return the `nbytes` bytes in a zstd frame. Its header must state this size, and no bytes may follow the frame."""
     package = _package()
     if not hasattr(_own, "decompressor"):
         _own.decompressor = package.ZstdDecompressor(max_window_size=_WINDOW_BYTES)
     decompressor: zstandard.ZstdDecompressor = _own.decompressor
     try:
-        # Checked first, since the library allocates the size that the header claims.
+        # The size is checked first, since the library allocates the size that the header claims.
         claimed = package.frame_content_size(frame)
         if claimed != nbytes:
             raise DamagedBlob(f"a zstd frame says that it has {claimed} bytes, wanted {nbytes}")

@@ -1,7 +1,7 @@
-"""Cut a file at the boundaries of its tensors and records, so that equal tensors are equal bytes in any file.
+"""Cut a file at the boundaries of its tensors and records, so that equal tensors are equal segments in any file.
 
-The file is not trusted: nothing in it is unpickled, decompressed or called, and the amounts read and kept are bounded.
-A file that does not match its apparent format is one segment of opaque bytes.
+The file is not trusted. Nothing in the file is unpickled, decompressed or called, and only a limited amount of data is
+read and kept. A file that does not follow its apparent format is one segment of opaque bytes.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _TORCH_DTYPES = {one.safetensors: one.torch for one in DTYPES if one.safetensors
 
 
 def cut(file: RandomAccess, name: str) -> Cut:
-    """Return the boundaries in `file`, and its tensors. Only errors of `file.read` are raised.
+    """Return the boundaries and the tensors in `file`. Only errors of `file.read` are raised.
 
     Args:
-        file: The file, which must not change meanwhile.
+        file: The file, which must not change during the call.
         name: The name of the file. If a file with this name should be a container but is not valid, the result has a
             warning.
     """
-    # The first bytes decide about the kind of container, because a .bin file may be of any kind.
+    # The first bytes decide the kind of container, because a .bin file may be of any kind.
     if looks_like_safetensors(file):
         kind, read = "safetensors", _cut_safetensors
     elif looks_like_zip(file):
@@ -51,7 +51,7 @@ def cut(file: RandomAccess, name: str) -> Cut:
 
 
 def _opaque(file: RandomAccess, name: str, kind: str, reason: str) -> Cut:
-    """Return one segment, with a warning if the file is named as one of `kind`."""
+    """Return the whole file as one segment, with a warning if its name has a suffix of `kind`."""
     claims = name.lower().endswith(_SUFFIXES[kind])
     warnings = (
         (f"{shown(name)} is not a valid {kind} file, so it is stored as opaque bytes: {reason}",) if claims else ()
@@ -70,7 +70,7 @@ def _segments(
     index: dict[tuple[int, int], int] = {}
     end = 0
     for start, stop in spans:
-        # A tensor without elements has no bytes, and a segment must have some.
+        # A tensor without elements has no bytes, and a segment must not be empty.
         if start == stop:
             continue
         if end < start:
@@ -103,7 +103,7 @@ def _cut_safetensors(file: RandomAccess, name: str) -> Cut:
 
 def _cut_zip(file: RandomAccess, name: str) -> Cut:
     records = read_records(file)
-    # Compressed records are not cut, because equal tensors do not have equal bytes in them.
+    # Compressed records are not cut, because equal tensors need not have equal compressed bytes.
     cuts = [record for record in records if record.stored and record.start < record.stop]
     segments, index = _segments(((record.start, record.stop) for record in cuts), file.nbytes)
     spans = {record.name: Span(record.start, record.stop, index[record.start, record.stop]) for record in cuts}
@@ -127,7 +127,7 @@ def _warnings(name: str, problems: Iterable[str]) -> tuple[str, ...]:
 
 
 def torch_layout(entry: TensorEntry) -> tuple[str, tuple[int, ...]] | None:
-    """Return dtype and shape in torch, or None if torch has no such tensor."""
+    """Return the dtype and the shape of a tensor in torch, or None if torch has no such tensor."""
     if entry.dtype == "F4":  # torch packs two elements along the last dimension
         if not entry.shape or entry.shape[-1] % 2:
             return None

@@ -1,7 +1,7 @@
-"""The value of a file, as torch.load with ``weights_only``, or safetensors, would return it. No code from it is run.
+"""Read the value of a file like `torch.load` with ``weights_only=True`` or safetensors, without running code of the file.
 
-Tensors are views of ranges of the file, which are not read. An object of another type in the pickle becomes an
-`Unknown` at its place in the value.
+Each tensor is a view of a range of the file, and this range is not read. An object of an unknown class in a pickle
+becomes an `Unknown` at its place in the value.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ class FileValue:
     """The value of a file."""
 
     value: Any  # as `torch_pickle.read_pickle` returns it
-    # Start and end of each storage in the file, by the key that views in `value` use for it.
+    # Key of a storage, as in the views in `value` -> start and end of the storage in the file.
     spans: Mapping[str, tuple[int, int]]
     pickle_bytes: int  # size of the pickle, or of the safetensors header
 
 
 def read_value(file: RandomAccess) -> FileValue:
-    """Return the value of a file."""
+    """Return the value of a safetensors file, or of a file that torch.save wrote."""
     if looks_like_safetensors(file):
         return _of_safetensors(file)
     if looks_like_zip(file):
@@ -88,6 +88,6 @@ def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
     step = 1
     for size in reversed(shape):
         strides.append(step)
-        # As in torch: in a tensor without elements, a size of 0 counts as 1 in the strides of the other dimensions.
+        # As in torch, a size of 0 counts as 1 in the strides of the other dimensions.
         step *= max(size, 1)
     return tuple(reversed(strides))

@@ -1,4 +1,4 @@
-"""Headers, shards and the index of safetensors files for writing; no I/O.
+"""Compute the headers, the shards and the index of safetensors files to write, without I/O.
 
 For the same tensors and metadata, the files are byte for byte equal to those of safetensors 0.8, except for the order
 of metadata, which safetensors does not define. Shards are cut in the same way as in huggingface_hub.
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from ckstore.errors import BadInput
 from ckstore.model.manifest.dtypes import DTYPES
 
-MAX_HEADER_BYTES = 100_000_000  # the limit of the library
+MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library
 METADATA_KEY = "__metadata__"
 INDEX_NAME = "model.safetensors.index.json"
 
@@ -30,7 +30,7 @@ class TensorToWrite:
     # `dtype` and `shape` are those of safetensors (`dtype_and_shape`).
     dtype: str
     shape: tuple[int, ...]
-    nbytes: int  # bytes of its elements, row-major, little-endian
+    nbytes: int  # size of its elements, in bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +43,11 @@ class FileLayout:
 
 
 def dtype_and_shape(kind: str, dtype: str, shape: tuple[int, ...]) -> tuple[str, tuple[int, ...]] | None:
-    """Return dtype and shape in safetensors, or None if it does not support such a tensor.
+    """Return the dtype and the shape of a tensor in safetensors, or None if safetensors does not support the tensor.
 
     Args:
         kind: The kind of the leaf. Only ``torch`` and ``numpy`` are supported.
-        dtype: The name of the dtype in torch or NumPy, ``float32`` or ``<f4``.
+        dtype: The name of the dtype in torch or NumPy, such as ``float32`` or ``<f4``.
         shape: The sizes of the tensor.
     """
     name = {"torch": _OF_TORCH, "numpy": _OF_NUMPY}.get(kind, {}).get(dtype)
@@ -60,7 +60,7 @@ def dtype_and_shape(kind: str, dtype: str, shape: tuple[int, ...]) -> tuple[str,
 
 
 def can_be_name(name: str) -> bool:
-    """Whether a tensor in a safetensors file can have that name."""
+    """Whether a tensor in a safetensors file can have this name."""
     try:
         name.encode()
     except UnicodeEncodeError:
@@ -70,7 +70,7 @@ def can_be_name(name: str) -> bool:
 
 def lay_out(tensors: Sequence[TensorToWrite], metadata: Mapping[str, str]) -> FileLayout:
     """Return the layout of a file with these tensors and this metadata. `metadata` must not be empty."""
-    # The tensors are in the order of the library, so that the files are byte for byte equal.
+    # The tensors are in the order of the safetensors library, so that the files are byte for byte equal to its files.
     order = sorted(range(len(tensors)), key=lambda i: (-_ORDER[tensors[i].dtype], tensors[i].name))
     header: dict[str, object] = {METADATA_KEY: dict(metadata)}
     starts = [0] * len(tensors)
@@ -91,7 +91,7 @@ def lay_out(tensors: Sequence[TensorToWrite], metadata: Mapping[str, str]) -> Fi
 
 
 def cut_shards(sizes: Sequence[int], most_bytes: int) -> list[list[int]]:
-    """Return the indexes of the tensors of each shard, in their order.
+    """Return the indexes of the tensors in each shard.
 
     A shard has at most `most_bytes` bytes of tensors, or a single larger tensor.
     """
@@ -99,7 +99,7 @@ def cut_shards(sizes: Sequence[int], most_bytes: int) -> list[list[int]]:
     current: list[int] = []
     current_bytes = 0
     for i, nbytes in enumerate(sizes):
-        # Like in huggingface_hub, a larger tensor gets its own shard, and the current shard continues.
+        # As in huggingface_hub, a larger tensor gets its own shard, and the current shard continues.
         if nbytes > most_bytes:
             shards.append([i])
             continue
@@ -114,7 +114,7 @@ def cut_shards(sizes: Sequence[int], most_bytes: int) -> list[list[int]]:
 
 
 def shard_name(number: int, count: int, stem: str = "model") -> str:
-    """Return the name of file `number` of `count`, numbered from 1."""
+    """Return the name of file `number` of `count` files, numbered from 1."""
     return f"{stem}.safetensors" if count == 1 else f"{stem}-{number:05d}-of-{count:05d}.safetensors"
 
 
@@ -124,7 +124,7 @@ def render_index(weight_map: Mapping[str, str], total_bytes: int, tied: Mapping[
     Args:
         weight_map: Name of each tensor -> name of its file.
         total_bytes: The total size of the tensors, in bytes.
-        tied: Name that was left out -> name of the tensor that it is tied to.
+        tied: Name of a tensor that was left out -> name of the tensor to which it is tied.
     """
     index = {"metadata": {"total_size": total_bytes, **tied}, "weight_map": dict(weight_map)}
     return (json.dumps(index, indent=2, sort_keys=True) + "\n").encode()

@@ -1,8 +1,9 @@
-"""The value of a pickle, without running it: plain Python values, tensors as views of storages, and names for the rest.
+"""Read a pickle without executing it: plain Python values, tensors as views of storages, and names of other objects.
 
-A pickle is a program. This module follows its opcodes with its own stack and memo, and knows by name the few functions
-for tensors and plain values (`torch_values`, `plain_functions`). Nothing is imported, looked up or called. It does not
-recurse, and the kept data is bounded by the bytes of the pickle. Source: pickle.py of Python.
+A pickle is a program. This module follows the opcodes of the pickle with its own stack and memo, like pickle.py of
+Python. It recognizes the names of the few functions that make tensors and plain values (`torch_values`,
+`plain_functions`). No name is imported or looked up, and no function of the pickle is called. The module does not
+recurse, and the size of the data that it keeps is limited by the size of the pickle.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from ckstore.model.document import shown
 
 MAX_PICKLE_BYTES = 64 * 2**20
 MAX_OPCODES = 5_000_000  # enough for more than 100,000 tensors of torch.save
-# This is the maximum of LONG1. Converting a longer integer to text would take quadratic time.
+# This is the maximum length of LONG1. Converting a longer integer to text would take quadratic time.
 INT_BYTES_MOST = 255
 
 _PUTS = {"PUT", "BINPUT", "LONG_BINPUT"}
@@ -58,15 +59,15 @@ _UNKNOWN = {
 _DICTS = (dict, OrderedDict, Counter, defaultdict)
 _KEYED = (*_DICTS, set, frozenset)
 _COPIED = (str, bytes, bytearray, list, tuple, dict)
-_ARGUMENTS_MOST = 9  # no known function and no state has more
+_ARGUMENTS_MOST = 9  # no known function has more arguments, and no known state has more items
 
 
 def read_pickle(data: bytes) -> Any:
     """Return the value of a pickle.
 
-    It consists of dict, OrderedDict, Counter, defaultdict, list, tuple, set, frozenset, the scalars of Python, bytes,
-    bytearray, and values of the classes in `pickle_values`. A container may be in several places, and may contain
-    itself.
+    The value consists of dict, OrderedDict, Counter, defaultdict, list, tuple, set, frozenset, the scalars of Python,
+    bytes, bytearray, and values of the classes in `pickle_values`. A container may be in several places, and may
+    contain itself.
     """
     return read_first_pickle(data)[0]
 
@@ -76,8 +77,8 @@ def read_first_pickle(data: bytes, storages: dict[str, Storage] | None = None) -
 
     The storages that the pickle describes are added to `storages`.
     """
-    # Calls may copy data only in proportion to the length of the pickle. Otherwise, a small pickle could create
-    # gigabytes with memo entries.
+    # Calls may only copy an amount of data in proportion to the length of the pickle. Otherwise, a small pickle could
+    # create gigabytes with memo entries.
     machine = _Machine(2**16 + 4 * len(data), {} if storages is None else storages)
     stop = 0
     for count, (name, arg, end) in enumerate(opcodes(data)):
@@ -217,7 +218,7 @@ class _Machine:
         found = storage_of(self.pop())
         if type(found) is Storage:
             known = self._storages.setdefault(found.key, found)
-            # Two views must agree on their storage. Otherwise, one of them would reach beyond its record.
+            # Two views must agree on their storage. Otherwise, one of them could reach beyond its record.
             if (known.dtype or "uint8", known.count) != (found.dtype or "uint8", found.count):
                 refuse(f"the storage {shown(found.key)}", f"{known.count} of {known.dtype}", "another count or dtype")
         self._push(found)
@@ -265,7 +266,7 @@ class _Machine:
         ):
             return
         elif type(into) is not Unknown:
-            # Any other object is changed by its state in ways that only its class knows.
+            # The state changes any other object in ways that only its class knows.
             self._replace(f"an object of {name_of(into)} with a state of its own")
 
     _OPCODES: ClassVar[dict[str, Callable[[_Machine], object]]] = {
@@ -324,7 +325,7 @@ def _global(arg: bytes) -> Global:
 
 
 def _old_text(arg: bytes) -> Any:
-    """Return a text as Python 2 wrote it."""
+    """Return a text that Python 2 may have written, or an `Unknown` if it is not UTF-8."""
     try:
         return arg.decode()
     except UnicodeDecodeError:
@@ -342,13 +343,13 @@ _CONSTANTS: dict[str, Callable[[bytes], Any]] = {
     "BINFLOAT": lambda arg: struct.unpack(">d", arg)[0],
     "BYTEARRAY8": bytearray,
     "GLOBAL": _global,
-    # Protocol 0 writes lines of digits, and 00 and 01 for False and True.
+    # Protocol 0 writes a number as a line of digits, and False and True as 00 and 01.
     "INT": lambda arg: arg == b"01\n" if arg in (b"00\n", b"01\n") else _decimal(arg),
     "LONG": _decimal,
     "FLOAT": _float,
     "INST": lambda arg: Unknown(str(_global(arg))),
 }
-"""The value that an opcode puts on the stack, computed from its argument."""
+"""Opcode -> function that computes the value to push from the argument of the opcode."""
 
 
 def _memo_key(name: str, arg: bytes) -> int:

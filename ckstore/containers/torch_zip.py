@@ -1,4 +1,4 @@
-"""Names for the tensors in a zip archive of torch.save, from its pickle, which is read and never run."""
+"""Find the names of the tensors in a zip archive of torch.save from its pickle, without executing the pickle."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ckstore.containers.torch_pickle import MAX_PICKLE_BYTES, read_pickle
 from ckstore.model.document import MAX_DEPTH, shown
 from ckstore.model.manifest.dtypes import TORCH_ITEMSIZE
 
-MAX_TEXT = 4096  # characters of the longest string that is a part of a name
-MAX_NAME_CHARS = 64 * 2**20  # of all names together, because a few bytes of a pickle can put a key into many places
+MAX_TEXT = 4096  # maximum length in characters of a string that is a part of a name
+MAX_NAME_CHARS = 64 * 2**20  # maximum of all names together; a few bytes of a pickle can put a key into many places
 MAX_STEPS = 5_000_000
 """The maximum number of visited values. Sixty nested lists that each contain the next one twice have 2^60 values."""
 
@@ -33,15 +33,15 @@ class Span:
 
 @dataclass(slots=True)
 class Named:
-    """The tensors with a name, and the reasons why others have none."""
+    """The tensors with a name, and the reasons why other tensors have no name."""
 
     tensors: list[FileTensor] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
 
 def archive_name(names: AbstractSet[bytes]) -> bytes | None:
-    """Return the folder of all records of a torch.save, or None if these are not its records."""
-    # torch names the folder after the file, so it can have any name. There must be exactly one.
+    """Return the folder of all records in an archive of torch.save, or None for another archive."""
+    # torch names the folder after the file, so the folder can have any name. There must be exactly one folder.
     folders = [name.removesuffix(PICKLE) for name in names if name.endswith(PICKLE) and name.count(b"/") == 1]
     if len(folders) != 1 or not {folders[0] + b"/version", folders[0] + b"/byteorder"} & names:
         return None
@@ -49,7 +49,7 @@ def archive_name(names: AbstractSet[bytes]) -> bytes | None:
 
 
 def name_tensors(file: RandomAccess, folder: bytes, spans: Mapping[bytes, Span]) -> Named:
-    """Return the tensors of the archive with the cuttable records `spans`, in the folder `folder`."""
+    """Return the named tensors of an archive whose records are in `folder`. `spans` has its uncompressed records."""
     try:
         # If the pickle is not understood, only the names are lost. The bytes are stored in any case.
         found = read_archive(file, folder, spans)
@@ -61,27 +61,27 @@ def name_tensors(file: RandomAccess, folder: bytes, spans: Mapping[bytes, Span])
 def read_archive(file: RandomAccess, folder: bytes, spans: Mapping[bytes, Span]) -> Any:
     """Return the value of the pickle of the archive."""
     span = spans.get(folder + b"/byteorder")
-    # Numbers are little-endian in an archive without that record.
+    # In an archive without the record `byteorder`, numbers are little-endian.
     if span is not None and (found := _read(file, span, _BYTE_ORDER_MAX_BYTES)) != b"little":
         refuse("the record byteorder", "little", shown(found))
     return read_pickle(_read(file, spans.get(folder + PICKLE), MAX_PICKLE_BYTES))
 
 
 def records_of(folder: bytes, spans: Mapping[bytes, Span]) -> dict[str, Span]:
-    """Return the records of storages by the keys that a pickle names them with."""
+    """Return the records of storages by their keys in the pickle."""
     prefix = folder + b"/data/"
     records = {}
     for name, span in spans.items():
         if name.startswith(prefix):
             try:
                 records[str(name.removeprefix(prefix), "utf-8", "surrogatepass")] = span
-            except UnicodeDecodeError:  # then no pickle names it
+            except UnicodeDecodeError:  # no pickle can refer to such a record
                 continue
     return records
 
 
 def name_views(value: Any, records: Mapping[str, Span]) -> Named:
-    """Return the tensors in the value of a pickle that are in `records`, with their names."""
+    """Return the tensors in the value of a pickle whose storages are in `records`, with their names."""
     return _Naming(records).run(value)
 
 
@@ -103,7 +103,7 @@ class _Naming:
         self._outside = 0
 
     def run(self, value: Any) -> Named:
-        """Return the tensors in `value`, and the reasons why others have no name."""
+        """Return the tensors in `value`, and the reasons why other tensors have no name."""
         problems = []
         chars = 0
         for name, view in tensors_in(value, self._parts):
@@ -138,19 +138,19 @@ class _Naming:
             self._outside += 1
             return
         self._used.add(view.key)
-        # {"a": {"b": t}} and {"a.b": t} have the same plain name, which only one of them can keep.
+        # The tensors in {"a": {"b": t}} and {"a.b": t} have the same plain name, which only one tensor can keep.
         if self._named.setdefault(name, tensor) is not tensor:
             self._twice = self._twice or name
 
 
 def _located(name: str, view: TensorView, span: Span | None) -> FileTensor | None:
-    """Return the tensor, or None if it is not inside the record."""
+    """Return the tensor of a view, or None if the view is not inside its record."""
     reach_bytes = view.reach_bytes()
     if reach_bytes is None:
         return None
     if reach_bytes == 0:
         return FileTensor(name, view.dtype, view.shape, 0)
-    # With a view beyond its record, the manifest would be invalid.
+    # A view that reaches beyond its record would make the manifest invalid.
     if span is None or reach_bytes > span.stop - span.start:
         return None
     strides = None if view.is_row_major else view.strides
@@ -161,8 +161,8 @@ def tensors_in(value: Any, parts: set[str] | None = None) -> Iterator[tuple[str,
     """Yield the tensors in nested dicts, lists and tuples with their names, in the order of the state.
 
     Names are plain, as users write them. A tensor that is the whole value has the empty name. Values are left out if
-    they are deeper than `MAX_DEPTH`, have names much longer than `MAX_TEXT`, or come after `MAX_STEPS` others. The keys
-    of the storages of sparse tensors, whose parts have no names, and of tensors in objects are added to `parts`.
+    they are deeper than `MAX_DEPTH`, have names much longer than `MAX_TEXT`, or follow after `MAX_STEPS` other values.
+    Parts of sparse tensors and tensors in objects have no names. The keys of their storages are added to `parts`.
     """
     steps = 0
     stack: list[tuple[str, Iterator[tuple[Any, Any]]]] = []

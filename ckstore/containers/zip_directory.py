@@ -1,7 +1,7 @@
-"""The records of a zip archive and the locations of their bytes; nothing is decompressed.
+"""Find the records of a zip archive and the locations of their bytes, without decompressing anything.
 
 This module is stricter than zipfile, which accepts bytes before the first record, overlapping records, and sizes that
-the records contradict. An archive whose parts are not consecutive is refused. Source: APPNOTE.TXT 6.3.10 of PKWARE.
+the records contradict. This module refuses such archives. PKWARE defines the format in APPNOTE.TXT 6.3.10.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class _Directory:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A record in the directory. `header` is the position of its local header."""
+    """The entry of a record in the directory. `header` is the position of the local header."""
 
     name: bytes
     flags: int
@@ -75,7 +75,7 @@ def read_records(file: RandomAccess) -> list[ZipRecord]:
     """Return the records of a file that looks like a zip archive, in the order of their bytes.
 
     Raises:
-        Refused: The file is not an archive, its parts are not consecutive, or a name occurs twice.
+        Refused: The file is not a valid archive, its parts overlap, or a name occurs twice.
     """
     directory = _find_directory(file)
     entries = sorted(_entries(file, directory), key=lambda entry: entry.header)
@@ -95,11 +95,11 @@ def read_records(file: RandomAccess) -> list[ZipRecord]:
 
 
 def _find_directory(file: RandomAccess) -> _Directory:
-    # Only a comment of at most 64 KiB follows the end record, so only this part of the file is read.
+    # The end record is followed by at most a comment of 64 KiB, so only this part of the file is read.
     nbytes = min(file.nbytes, _END.size + _MAX_COMMENT_BYTES)
     tail = file.read(file.nbytes - nbytes, nbytes)
     at = tail.rfind(_END_MAGIC)
-    # The comment may also contain the magic. The right record has a comment that ends at the end of the file.
+    # The comment may also contain the magic. The comment of the right record ends at the end of the file.
     while at >= 0 and not (at + _END.size <= nbytes and _END.unpack_from(tail, at)[-1] == nbytes - at - _END.size):
         at = tail.rfind(_END_MAGIC, 0, at)
     if at < 0:
@@ -117,7 +117,7 @@ def _find_directory(file: RandomAccess) -> _Directory:
         disk, first_disk, here, count, size, offset = values
     if disk or first_disk or here != count:
         refuse("the zip archive", "one file", "one of several")
-    # Checked before the directory is read, so that a forged size does not allocate memory.
+    # The size is checked before the directory is read, so that a forged size does not allocate memory.
     if size > MAX_DIRECTORY_BYTES or count > MAX_TENSORS:
         refuse(
             "the zip directory", f"at most {MAX_DIRECTORY_BYTES} bytes for {MAX_TENSORS} records", f"{size}, {count}"
@@ -128,7 +128,7 @@ def _find_directory(file: RandomAccess) -> _Directory:
 
 
 def _read_end64(file: RandomAccess, end: int) -> tuple[int, ...] | None:
-    """Return the start of the zip64 part that ends before byte `end`, and its values, or None without such a part."""
+    """Return the start and the values of the zip64 part that ends before byte `end`, or None if there is no such part."""
     at = end - _LOCATOR.size
     if at < _END64.size:
         return None
@@ -167,7 +167,7 @@ def _entries(file: RandomAccess, directory: _Directory) -> Iterator[_Entry]:
 
 
 def _widened(extra: bytes, nbytes: int, packed: int, header: int, disk: int) -> tuple[int, int, int, int]:
-    """Return the four values. Those that do not fit into their field are read from the zip64 field in `extra`."""
+    """Return the four values. A value that does not fit into its field is read from the zip64 field in `extra`."""
     values = [nbytes, packed, header, disk]
     full = [_FULL32, _FULL32, _FULL32, _FULL16]
     if all(value != most for value, most in zip(values, full, strict=True)):
@@ -194,7 +194,7 @@ def _extra64(extra: bytes) -> bytes:
 
 
 def _record(file: RandomAccess, entry: _Entry, end: int) -> ZipRecord:
-    """Return the record, after checking its local header and that header and data end before byte `end`."""
+    """Return the record of an entry. Refuse a record that contradicts its local header, or does not end by byte `end`."""
     where = f"the zip record at byte {entry.header}"
     data_at = entry.header + _LOCAL.size + len(entry.name)
     if data_at > end:
@@ -216,7 +216,7 @@ def _record(file: RandomAccess, entry: _Entry, end: int) -> ZipRecord:
     if stop > end:
         refuse(where, f"an end before byte {end}", stop)
     stored = entry.method == _STORED and not flags & _ENCRYPTED
-    # A stored record has the same length packed and unpacked. If they differed, its end would be ambiguous.
+    # A stored record has the same length packed and unpacked. With two different lengths, its end would be ambiguous.
     if stored and entry.packed_bytes != entry.nbytes:
         refuse(where, f"{entry.nbytes} bytes as they are", entry.packed_bytes)
     return ZipRecord(entry.name, start, stop, stored)
