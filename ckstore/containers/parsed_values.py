@@ -1,4 +1,4 @@
-"""Values that the modules of this package exchange; no I/O."""
+"""Values that the modules of this package exchange."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import NoReturn, Protocol
 STATE_SUFFIXES = (".bin", ".ckpt", ".pt", ".pth", ".safetensors")
 """The usual suffixes of files with a state. The first bytes of a file decide its format."""
 MAX_TENSORS = 1_000_000
-"""The maximum number of header entries, archive records or tensor names. Each takes some hundred bytes of memory."""
+"""The maximum number of header entries, archive records or tensor names. Each takes a few hundred bytes of memory."""
 MAX_DIMENSIONS = 64
 """The maximum number of dimensions of a tensor."""
 
 
 class Refused(ValueError):
-    """The file does not follow its apparent format. `cut` catches it, and stores such a file as opaque bytes."""
+    """The file does not follow its apparent format. `cut` catches this error, and returns the file as opaque bytes."""
 
 
 def refuse(part: str, wanted: str, found: object) -> NoReturn:
@@ -30,7 +30,7 @@ class RandomAccess(Protocol):
         """The length in bytes."""
 
     def read(self, offset: int, length: int) -> bytes:
-        """Return exactly `length` bytes; raise if the file is shorter."""
+        """Return exactly `length` bytes. Raise if the file is shorter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class FileTensor:
     name: str
     dtype: str  # a torch dtype of `model/manifest/leaf_records`
     shape: tuple[int, ...]  # sizes, outermost first
-    segment: int  # index into `Cut.segments`; any, if there are no elements
+    segment: int  # index into `Cut.segments`; without meaning if the tensor has no elements
     offset: int = 0  # bytes from the start of the segment to the first element
     strides: tuple[int, ...] | None = None  # in elements, one for each dimension; None if row-major contiguous
 
@@ -52,8 +52,8 @@ class Cut:
 
     kind: str  # ``safetensors``, ``torch-zip``, ``torch-legacy``, ``zip``, or empty for opaque bytes
     # ``(start, stop)`` of each segment, in order. Segments are not empty, and cover the file without gaps or overlaps.
-    # Each tensor or record is a segment of its own, and so are the bytes between two of them.
+    # Each tensor or record is a separate segment, and so are the bytes between two tensors or records.
     segments: tuple[tuple[int, int], ...]
     tensors: tuple[FileTensor, ...]  # the tensors with a name; each name occurs once
-    # Why a file that looked like a container is opaque, or why tensors have no names, one sentence each.
+    # One sentence for each reason why a file that looked like a container is opaque, or why tensors have no names.
     warnings: tuple[str, ...]

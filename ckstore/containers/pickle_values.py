@@ -1,7 +1,7 @@
-"""The opcodes of a pickle, and its values other than plain Python values: names, and values that are never created.
+"""The opcodes of a pickle, and descriptions of its values other than plain Python values, which are never created.
 
-pickletools.genops also lists opcodes, but decodes the argument of each, with a DeprecationWarning for some, and creates
-integers of any number of digits. Source: pickletools.py of Python, whose table of opcodes is used.
+This module uses the table of opcodes in Python's pickletools, but not pickletools.genops. That function decodes all
+arguments, some of them with a DeprecationWarning, and creates integers of any number of digits.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from ckstore.containers.parsed_values import refuse
 from ckstore.model.manifest.dtypes import TORCH_ITEMSIZE
 from ckstore.model.manifest.leaf_records import MAX_SIZE, elements
 
-KEY_ELEMENTS_MOST = 64  # maximum number of values in a tuple that is a key, at all depths together
+KEY_ELEMENTS_MOST = 64  # maximum total number of values in a tuple that is a key, including nested tuples
 NAME_CHARS_SHOWN = 200
 _HASHED = (str, int, float, bool, bytes, type(None))
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Unknown:
-    """A value that this package does not read. `description` is a text, or the full name of its class or function."""
+    """A value that this package cannot read, with a description or the full name of its class or function."""
 
     description: str
 
@@ -33,7 +33,7 @@ class Unknown:
 
 @dataclass(frozen=True, slots=True)
 class Global:
-    """A name that unpickling would import. Its text is cut, since a pickle may repeat a long one."""
+    """A name that unpickling would import. `str` truncates it, since a pickle may repeat a long name."""
 
     module: str
     name: str
@@ -44,11 +44,11 @@ class Global:
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """A record of bytes."""
+    """A storage as the pickle describes it."""
 
-    dtype: str | None  # None if it is untyped
+    dtype: str | None  # None if the storage is untyped
     key: str
-    count: int = 0  # number of elements according to the pickle, or of bytes if it is untyped
+    count: int = 0  # number of elements, or number of bytes if the storage is untyped
     first: int = 0  # offset of this part of the storage, in elements; only files from before torch 1.6 have parts
 
     @property
@@ -59,7 +59,7 @@ class Storage:
 
 @dataclass(frozen=True, slots=True)
 class TensorView:
-    """A tensor as the pickle describes it, which has not been compared with the storage."""
+    """A tensor as the pickle describes it. The description has not been compared with the storage."""
 
     key: str  # name of the record of its storage, below ``data/``
     dtype: str  # a torch dtype of `model/manifest/leaf_records`
@@ -71,7 +71,7 @@ class TensorView:
     kind: str = ""  # full name of its class; empty for a tensor or parameter of torch
 
     def reach_bytes(self) -> int | None:
-        """Return the storage bytes up to the last element.
+        """Return the number of bytes from the start of the storage to the end of the last element.
 
         Return 0 for a tensor without elements, and None if no manifest can contain the tensor.
         """
@@ -113,7 +113,7 @@ class PlainNode:
 
 @dataclass(slots=True, eq=False)
 class NumpyDtype:
-    """A dtype of NumPy, as ``f4`` until its state has the byte order and the unit of times."""
+    """A dtype of NumPy, such as ``f4``. Its state sets the byte order, and the unit of times."""
 
     code: str
     order: str = "<"
@@ -122,7 +122,7 @@ class NumpyDtype:
 
     @property
     def text(self) -> str:
-        """As NumPy writes it, ``<f4``."""
+        """The dtype as NumPy writes it, such as ``<f4``."""
         return f"{'|' if self.code in ('b1', 'i1', 'u1') or self.code[:1] == 'S' else self.order}{self.code}{self.unit}"
 
 
@@ -139,7 +139,7 @@ class NumpyArray:
 
 @dataclass(slots=True, eq=False)
 class PlainObject:
-    """An object that consists of its attributes, with the name of its class. Its state sets the attributes."""
+    """An object that consists of its attributes, with the full name of its class. Its state sets the attributes."""
 
     kind: str
     fields: dict[str, Any] = field(default_factory=dict)
@@ -159,7 +159,7 @@ def name_of(value: Any) -> str:
 
 
 def as_key(value: Any) -> Any:
-    """Return `value` if it can be a key, otherwise an `Unknown`. Hashing must not descend into an endless nest."""
+    """Return `value` if it can be a key, otherwise an `Unknown`. Hashing a deeply nested value could crash."""
     if type(value) in _HASHED:
         return value
     if type(value) is tuple and _is_flat(value):
@@ -200,9 +200,9 @@ _DECIMAL_PATTERN = re.compile(rb"-?(?:0|[1-9][0-9]{0,18})L?")
 
 
 def opcodes(data: bytes) -> Iterator[tuple[str, bytes, int]]:
-    """Yield the name of each opcode, the bytes of its argument and the end of the argument, up to STOP.
+    """Yield the name of each opcode up to STOP, the bytes of its argument, and the end of the argument.
 
-    Two lines of text are one argument.
+    Two lines of text count as one argument.
     """
     at = 0
     name = ""
@@ -221,13 +221,13 @@ def opcodes(data: bytes) -> Iterator[tuple[str, bytes, int]]:
 
 
 def _argument(data: bytes, at: int, name: str, nbytes: int) -> tuple[int, int]:
-    """Return the start and end of an argument. If the argument is truncated, they are out of range."""
+    """Return the start and the end of an argument. If the argument is truncated, the end is out of range."""
     if nbytes >= 0:
         return at, at + nbytes
     width = _LENGTHS.get(nbytes)
     if width is not None:
         return at + width, at + width + int.from_bytes(data[at : at + width], "little")
-    # Opcodes of protocol 0 end at a line end; GLOBAL and INST have two lines.
+    # The argument of an opcode of protocol 0 ends at the end of its line. GLOBAL and INST have two lines.
     stop = data.find(b"\n", at)
     if name in _PAIRS and stop >= 0:
         stop = data.find(b"\n", stop + 1)
@@ -243,6 +243,6 @@ def text_of(arg: bytes) -> str:
 
 
 def decimal_of(arg: bytes) -> int | None:
-    """Return a number written in digits, or None for other texts, such as 00 and 01, which were once False and True."""
+    """Return a number written in digits, or None for other texts, such as 00 and 01 for False and True."""
     digits = arg.rstrip(b"\n")
     return int(digits.rstrip(b"L")) if _DECIMAL_PATTERN.fullmatch(digits) else None

@@ -1,7 +1,8 @@
-"""The results of Python and NumPy functions that a pickle names. None of these functions is imported or called.
+"""Compute the results of Python and NumPy functions that a pickle names, without importing or calling these functions.
 
-These are the functions that the weights-only unpickler of torch 2.13 knows, and a few more that are safe: arrays and
-scalars of NumPy. Arguments that do not fit give None. Sources: torch/_weights_only_unpickler.py, numpy/_core.
+The functions are those that the weights-only unpickler of torch 2.13 knows, and a few other safe ones, for arrays and
+scalars of NumPy. The result for arguments that do not fit is None. The behaviour follows
+torch/_weights_only_unpickler.py and numpy/_core.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from ckstore.model.manifest.leaf_records import elements, numpy_itemsize
 from ckstore.model.manifest.nodes import text_of_bytes
 from ckstore.model.manifest.python_values import FACTORIES
 
-_OF_NUMPY = ("numpy._core", "numpy.core")  # as NumPy 2 and NumPy 1 name it
+_OF_NUMPY = ("numpy._core", "numpy.core")  # the names of the package in NumPy 2 and NumPy 1
 # An attacker can choose numbers and tuples that all have the same hash. Building a dict of them takes time proportional
 # to the square of their number.
 ODD_KEYS_MOST = 10_000
@@ -33,9 +34,9 @@ _OBJECTS = {
     Global("argparse", "Namespace"): "argparse.Namespace",
     Global("types", "SimpleNamespace"): "types.SimpleNamespace",
     Global("collections", "UserDict"): "collections.UserDict",
-    Global("UserDict", "IterableUserDict"): "collections.UserDict",  # as protocol 2 names it, for Python 2
+    Global("UserDict", "IterableUserDict"): "collections.UserDict",  # the name in protocol 2, for Python 2
 }
-"""Classes of Python itself whose objects consist of their attributes. A state may also contain them."""
+"""Classes of Python whose objects consist of their attributes. A state may also contain such objects."""
 
 
 def fill_dict(into: dict[Any, Any], keys: list[Any], values: list[Any]) -> None:
@@ -45,7 +46,7 @@ def fill_dict(into: dict[Any, Any], keys: list[Any], values: list[Any]) -> None:
 
 
 def set_attributes(ordered: OrderedDict[Any, Any], state: Any) -> bool:
-    """Set the attributes of an OrderedDict, such as the state dict of a module. Return False if it cannot have them."""
+    """Set the attributes of an OrderedDict, such as the state dict of a module, or return False if this is unsafe."""
     # An attribute named like a method would replace that method for the program that reads the value.
     if type(state) is not dict or any(type(key) is not str or hasattr(OrderedDict, key) for key in state):
         return False
@@ -54,7 +55,7 @@ def set_attributes(ordered: OrderedDict[Any, Any], state: Any) -> bool:
 
 
 def set_fields(made: PlainObject, state: Any) -> bool:
-    """Set the attributes of an object. Return False if it cannot have them."""
+    """Set the attributes of an object, or return False if `state` does not consist of attributes."""
     if type(state) is not dict or any(type(key) is not str for key in state):
         return False
     made.fields.update(state)
@@ -75,12 +76,12 @@ def set_array_state(array: NumpyArray, state: Any) -> None:
 
 
 def _swapped(dtype: NumpyDtype, data: bytes) -> bytes:
-    """Return the bytes of elements in the other order."""
+    """Return the bytes of elements in the other byte order."""
     kind, size = dtype.code[0], int(dtype.code[1:])
     width = {"c": size // 2, "U": 4, "S": 1}.get(kind, size)
     if width == 1:
         return data
-    # Python's `array` module swaps bytes in C. NumPy is not imported for this, since the file may never be loaded.
+    # Python's `array` module swaps bytes in C. NumPy is not imported for this, because the file may never be loaded.
     words = Words(_WORDS[width], data)
     words.byteswap()
     return words.tobytes()
@@ -100,7 +101,7 @@ def set_dtype_state(dtype: NumpyDtype, state: Any) -> None:
 
 
 def _unit(metadata: Any) -> str:
-    """Return ``[25s]`` for ``({}, (b"s", 25, 1, 1))``."""
+    """Return the unit of a dtype of times, such as ``[25s]`` for ``({}, (b"s", 25, 1, 1))``."""
     counted = metadata[1] if type(metadata) is tuple and len(metadata) == 2 else None
     if type(counted) is not tuple or len(counted) != 4 or type(counted[0]) is not bytes:
         return ""
@@ -171,7 +172,10 @@ def _from_buffer(args: tuple[Any, ...]) -> Any:
 
 
 def _filled(into: dict[Any, Any], args: tuple[Any, ...]) -> dict[Any, Any] | None:
-    """Return the dict with the pairs of the first argument, if there is one. Python 2 wrote such lists of pairs."""
+    """Add the pairs in the first argument, if there is one, to a dict, and return the dict.
+
+    Python 2 wrote such lists of pairs.
+    """
     if not args:
         return into
     pairs = args[0]
@@ -187,7 +191,7 @@ def _counter(args: tuple[Any, ...]) -> Any:
     if len(args) > 1 or (args and type(args[0]) is not dict):
         return None
     made: Counter[Any] = Counter()
-    # Not Counter.update, which adds counts and would call the values.
+    # `Counter.update` is not used, because it adds counts, which may call methods of the values.
     dict.update(made, args[0] if args else {})
     return made
 
@@ -220,7 +224,7 @@ def _complex(args: tuple[Any, ...]) -> Any:
 
 def _encode(args: tuple[Any, ...]) -> Any:
     """Encode a text like `_codecs.encode`, with which protocol 2 writes bytes."""
-    # Any other codec could run code of the user's environment.
+    # Other codecs could run code of the user's environment.
     if len(args) != 2 or type(args[0]) is not str or args[1] not in ("latin1", "latin-1"):
         return None
     try:

@@ -1,9 +1,9 @@
-"""The header of a safetensors file, with stricter checks than the library; no tensor data is read.
+"""Read the header of a safetensors file with stricter checks than the safetensors library, and no tensor data.
 
-The library accepts every file that this module accepts, and reads it in the same way. It also accepts files with
-repeated or unnecessary members. The header is not parsed as general JSON. A tree of lists, a number of a million digits
-or an array of a million sizes is refused at its beginning, so the cost of a header is bounded by its length. Source:
-https://github.com/huggingface/safetensors, "Format".
+The library accepts every file that this module accepts, and reads it in the same way. The library also accepts files
+with repeated or unnecessary members. The header is not parsed as general JSON. A tree of lists, a number with a million
+digits or an array of a million sizes is refused at its beginning, so the cost of reading a header is limited by its
+length. https://github.com/huggingface/safetensors defines the format in "Format".
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _SPACE = rb"[ \t\n\r]*"
 _NUMBER = rb"(?:0|[1-9][0-9]{0,18})" + _SPACE
 _MARK_PATTERN = re.compile(_SPACE + rb"([{}:,])")
 _QUOTE_PATTERN = re.compile(_SPACE + rb'"')
-# At most a thousand repetitions are matched at a time, because the regex engine needs memory for each of them, to be
-# able to backtrack.
+# At most a thousand repetitions are matched at a time, because the regex engine keeps memory for each repetition, so
+# that it can backtrack.
 _TEXT_PATTERN = re.compile(rb'(?:[^"\\\x00-\x1f]+|\\[^\x00-\x1f]){1,1000}')
 _SIZES_PATTERN = re.compile(
     _SPACE + rb"\[%b((?:%b(?:,%b%b){0,%d})?)\]" % (_SPACE, _NUMBER, _SPACE, _NUMBER, MAX_DIMENSIONS - 1)
@@ -40,7 +40,7 @@ _END_PATTERN = re.compile(_SPACE + rb"\Z")
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """One tensor of the header, checked. `start` and `stop` are bytes of the file."""
+    """One checked tensor of the header. Its data is in the bytes from `start` to `stop` of the file."""
 
     name: str
     dtype: str
@@ -50,11 +50,11 @@ class TensorEntry:
 
 
 def looks_like_safetensors(file: RandomAccess) -> bool:
-    """Whether the file begins with a possible length, and an opening brace as the format requires."""
+    """Whether the file begins with a possible length and an opening brace, as the format requires."""
     if file.nbytes <= _LENGTH_BYTES:
         return False
     head = file.read(0, _LENGTH_BYTES + 1)
-    # Nine bytes decide, so that a file that is something else costs one read.
+    # Only nine bytes are read, so that a file of another format costs one read.
     return head[_LENGTH_BYTES:] == b"{" and _header_bytes(head) <= min(MAX_HEADER_BYTES, file.nbytes - _LENGTH_BYTES)
 
 
@@ -69,7 +69,7 @@ def read_entries(file: RandomAccess) -> list[TensorEntry]:
         _Header(file.read(_LENGTH_BYTES, length)).entries(start), key=lambda entry: (entry.start, entry.stop)
     )
     for entry in entries:
-        # A gap could hide bytes, and an overlap would give one byte to two tensors. The library refuses both.
+        # A gap could hide bytes, and an overlap would give one byte to two tensors. The library also refuses both.
         if entry.start != start:
             refuse(f"data_offsets of {shown(entry.name)}", f"a start at byte {start} of the file", entry.start)
         start = entry.stop
@@ -83,7 +83,7 @@ def _header_bytes(head: bytes) -> int:
 
 
 class _Header:
-    """A reader that passes through the header once."""
+    """A reader of the header, in one pass."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -91,7 +91,7 @@ class _Header:
         self._tensor: str | None = None
 
     def entries(self, data_start: int) -> Iterator[TensorEntry]:
-        """Yield the tensors in the order of the header. Each is checked on its own, not against the others."""
+        """Yield the tensors in the order of the header. Each tensor is checked, but not compared with the others."""
         for name in self._members():
             if name == "__metadata__":
                 for _ in self._members():
@@ -130,18 +130,18 @@ class _Header:
         return TensorEntry(name, dtype, shape, data_start + offsets[0], data_start + offsets[1])
 
     def _members(self) -> Iterator[str]:
-        """Yield the names in an object; the caller reads the value before the next name."""
+        """Yield the names in an object. The caller must read the value of a name before it requests the next name."""
         self._expect(b"{")
         names: set[str] = set()
         if self._next_is(b"}"):
             return
         while True:
             name = self._string()
-            # Parsers differ in which of two equal members they use, so two programs could read two different models.
+            # Parsers differ in which of two members with one name they use, so two programs could read two models.
             if name in names:
                 self._refuse("each name once", f"{shown(name)} twice")
             names.add(name)
-            # A header of 100 MB has room for millions of names, which would take gigabytes.
+            # A header of 100 MB has room for millions of names, which would take gigabytes of memory.
             if len(names) > MAX_TENSORS:
                 self._refuse(f"at most {MAX_TENSORS} names", "more")
             self._expect(b":")

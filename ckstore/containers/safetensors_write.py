@@ -30,7 +30,7 @@ class TensorToWrite:
     # `dtype` and `shape` are those of safetensors (`dtype_and_shape`).
     dtype: str
     shape: tuple[int, ...]
-    nbytes: int  # size of its elements, in bytes
+    nbytes: int  # size in bytes of its elements, which are written row-major and little-endian
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ def lay_out(tensors: Sequence[TensorToWrite], metadata: Mapping[str, str]) -> Fi
 
 
 def cut_shards(sizes: Sequence[int], most_bytes: int) -> list[list[int]]:
-    """Return the indexes of the tensors in each shard.
+    """Return the indexes of the tensors in each shard, in ascending order.
 
     A shard has at most `most_bytes` bytes of tensors, or a single larger tensor.
     """

@@ -1,8 +1,8 @@
-"""Files that torch.save writes with ``_use_new_zipfile_serialization=False``, and wrote before torch 1.6.
+"""Read legacy files, which torch.save wrote before torch 1.6, or with ``_use_new_zipfile_serialization=False``.
 
-They contain five pickles in sequence: a magic number, a version, facts about the machine, the value, and the keys of
-its storages. The storages follow in this order, each with the number of its elements in 8 bytes, and its bytes. Source:
-`_legacy_save` of torch/serialization.py.
+`_legacy_save` of torch/serialization.py writes such a file as five pickles: a magic number, a version, facts about the
+machine, the value, and the keys of the storages of the value. The storages follow in the order of the keys. Each
+storage has the number of its elements in 8 bytes, and then its bytes.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ MAGIC = 0x1950A86A20F9469CFC6C
 VERSION = 1001
 # The opcode LONG1 with ten bytes.
 _MAGIC_BYTES = b"\x8a\x0a" + MAGIC.to_bytes(10, "little")
-# The magic number follows the protocol. From protocol 4 on, a frame is between them.
+# The magic number follows the number of the protocol, or, from protocol 4 on, the head of a frame.
 _HEAD_BYTES = 32
-# Most pickles end in the first MiB, so that a file of 10 GB is not read completely.
+# Most pickles end in the first MiB, so a file of 10 GB need not be read completely.
 _WINDOWS_BYTES = (2**20, 2**23)
 _COUNT_BYTES = 8
 
@@ -65,13 +65,13 @@ def read_legacy(file: RandomAccess) -> Legacy:
 
 
 def _read_pickles(file: RandomAccess) -> tuple[Any, list[Any], int, dict[str, Storage]]:
-    """Return the value, the keys of its storages, the start of the first one, and the storages in the value."""
+    """Return the value, the keys of the storages, the start of the first storage, and the storages in the value."""
     # The length of the pickles is unknown, so larger parts of the file are read until the pickles end within them.
     for some_bytes in _WINDOWS_BYTES:
         if some_bytes < file.nbytes:
             try:
                 return _parse(file.read(0, some_bytes))
-            # The pickles do not end within this part, or are invalid. A larger part decides this.
+            # The pickles do not end within this part, or they are invalid. A larger part shows which.
             except Refused:
                 continue
     return _parse(file.read(0, min(MAX_PICKLE_BYTES, file.nbytes)))
@@ -83,7 +83,7 @@ def _parse(data: bytes) -> tuple[Any, list[Any], int, dict[str, Storage]]:
     machine, at = _next(data, at)
     if (magic, version) != (MAGIC, VERSION):
         refuse("the head of the file", f"the magic number and version {VERSION}", shown(version))
-    # Elements of a big-endian machine would be read with their bytes reversed.
+    # Elements from a big-endian machine would be read with their bytes reversed.
     if type(machine) is not dict or machine.get("little_endian") is not True:
         refuse("the facts of the machine", "little_endian", "something else")
     storages: dict[str, Storage] = {}

@@ -1,7 +1,7 @@
-"""The results of the functions that torch.save names in a pickle, as plain values. None of them is called.
+"""Compute the results of the functions that torch.save names in a pickle, without calling these functions.
 
-Arguments that do not fit give None. Sources: torch/_utils.py, torch/_tensor.py and torch/serialization.py of torch
-2.13.
+The result for arguments that do not fit is None. The behaviour follows torch/_utils.py, torch/_tensor.py and
+torch/serialization.py of torch 2.13.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def _are_sizes(value: Any) -> bool:
 def storage_of(persistent_id: Any) -> Any:
     """Return the storage of a persistent id, like persistent_load of torch.load.
 
-    The persistent id is ``('storage', type, key, location, numel)``. Files from before torch 1.6 append a view of a
-    part of the storage.
+    The persistent id is ``('storage', type, key, location, numel)``. In files from before torch 1.6, it also has a view
+    of a part of the storage.
     """
     if type(persistent_id) is not tuple or len(persistent_id) not in (5, 6) or persistent_id[0] != "storage":
         return Unknown("a persistent id that is not of a storage")
@@ -64,7 +64,7 @@ def storage_of(persistent_id: Any) -> Any:
         part = view[0]
         if type(part) is not tuple or len(part) != 3 or not _is_size(part[1]):
             return Unknown("a view of a storage that torch does not write")
-        # Before torch 1.6 a view of a storage was written as a storage of its own with an offset.
+        # Before torch 1.6, a view of a storage was written as a separate storage with an offset.
         return replace(found, first=part[1])
     return found
 
@@ -79,21 +79,21 @@ def _view(args: tuple[Any, ...], *, dtype: str | None, metadata: Any) -> Any:
     dtype = dtype or storage.dtype
     if dtype is None or not (_is_size(offset) and _are_sizes(shape) and _are_sizes(strides)):
         return None
-    # If shape and strides differ in length, the tensor would be read beyond its storage.
+    # If shape and strides differ in length, the tensor could be read beyond its storage.
     if len(shape) != len(strides):
         return None
     return TensorView(storage.key, dtype, storage.first + offset, shape, strides, storage)
 
 
 def _rebuild_tensor(args: tuple[Any, ...]) -> Any:
-    """See `torch._utils`: storage, offset, size, stride, and in version 2 requires_grad, hooks, metadata."""
+    """Rebuild a tensor from storage, offset, size, stride, and in version 2 also requires_grad, hooks, metadata."""
     if not 4 <= len(args) <= 7:
         return None
     return _view(args[:4], dtype=None, metadata=args[6] if len(args) == 7 else None)
 
 
 def _rebuild_tensor_v3(args: tuple[Any, ...]) -> Any:
-    """See `torch._utils`: storage, offset, size, stride, requires_grad, hooks, dtype, metadata."""
+    """Rebuild a tensor from storage, offset, size, stride, requires_grad, hooks, dtype, metadata."""
     if not 7 <= len(args) <= 8:
         return None
     dtype = args[6]
@@ -105,12 +105,12 @@ def _rebuild_tensor_v3(args: tuple[Any, ...]) -> Any:
 
 
 def _rebuild_parameter(args: tuple[Any, ...]) -> Any:
-    """See `torch._utils`: data, requires_grad, hooks, state."""
+    """Rebuild a parameter from data, requires_grad, hooks, state."""
     return args[0] if args and type(args[0]) in (TensorView, Sparse, Unknown) else None
 
 
 def _rebuild_from_type(args: tuple[Any, ...]) -> Any:
-    """See `torch._tensor`: function, type, its arguments, attributes."""
+    """Rebuild a tensor of a class from a function, the class, the arguments of the function, and attributes."""
     if len(args) != 4 or type(args[0]) is not Global or type(args[2]) is not tuple:
         return None
     make = _TENSOR_FUNCTIONS.get(args[0])
@@ -120,13 +120,13 @@ def _rebuild_from_type(args: tuple[Any, ...]) -> Any:
     is_named = type(args[1]) is Global
     if made is None or (is_named and args[1] in _PLAIN_CLASSES):
         return made
-    # Keep the name of a subclass, so that a load can refuse or allow it by that name.
+    # Keep the name of a subclass, so that a load can refuse or allow the subclass by its name.
     kind = str(args[1]) if is_named else "a tensor of a class that is not named"
     return replace(made, kind=kind) if type(made) is TensorView else Unknown(kind)
 
 
 def _rebuild_sparse(args: tuple[Any, ...]) -> Any:
-    """See `torch._utils`: layout, and the data of that layout."""
+    """Rebuild a sparse tensor from a layout and the data of this layout."""
     if len(args) != 2 or type(args[0]) is not Unknown or type(args[1]) is not tuple:
         return None
     layout = args[0].description
@@ -148,7 +148,7 @@ def _rebuild_sparse(args: tuple[Any, ...]) -> Any:
 
 
 def _layout(args: tuple[Any, ...]) -> Any:
-    """See `torch.serialization`: a layout by its name, which only a sparse tensor uses."""
+    """Return a layout by its name. Only sparse tensors use it."""
     return Unknown(args[0]) if len(args) == 1 and type(args[0]) is str else None
 
 
@@ -168,7 +168,7 @@ def _size(args: tuple[Any, ...]) -> Any:
 def _device(args: tuple[Any, ...]) -> Any:
     if len(args) not in (1, 2) or type(args[0]) is not str:
         return None
-    # Bound the index, since it is converted to text, which takes long or fails for a million digits.
+    # The index is limited, because it is converted to text. A million digits would take long, or fail.
     if len(args) == 2 and (type(args[1]) is not int or not 0 <= args[1] < 10_000):
         return None
     return _checked(["torch.device", ":".join(map(str, args))])
@@ -199,17 +199,17 @@ _RENAMED_MODULES = {"__builtin__": "builtins", "copy_reg": "copyreg", "torch.ten
 
 
 def global_of(module: str, name: str) -> Global:
-    """Return the `Global` of a name, with the module that has it in Python 3 and current torch."""
+    """Return the `Global` of a name, with the current name of its module in Python 3 and torch."""
     return Global(_RENAMED_MODULES.get(module, module), name)
 
 
 def reduced(function: Any, args: Any) -> Any:
-    """Return the result of calling a function, or an `Unknown` that names it."""
+    """Return the result of calling a function, or an `Unknown` with the name of the function or class."""
     if type(function) is not Global:
         return function if type(function) is Unknown else Unknown("a call of something that is not a function")
     make = FUNCTIONS.get(function)
     if make is None:
-        # This is an object whose class does not define its own function for pickling.
+        # An object whose class does not define how it is pickled is made by `copyreg._reconstructor`.
         is_object = str(function) == "copyreg._reconstructor" and type(args) is tuple and len(args) == 3
         if not is_object or type(args[0]) is not Global:
             return Unknown(str(function))

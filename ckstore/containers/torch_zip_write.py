@@ -1,7 +1,7 @@
-"""The zip archive of a torch.save for writing; no I/O.
+"""Lay out a zip archive like that of torch.save, without I/O.
 
-Records are stored, never compressed, and each begins at a multiple of 64 bytes, as torch aligns them. All sizes,
-and therefore all positions, are known in advance. Only the checksums are added later.
+Records are stored uncompressed, and each record begins at a multiple of 64 bytes, as in torch. All sizes, and therefore
+all positions, are known in advance. Only the checksums are added later.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LOCATOR_64 = struct.Struct("<4sLQL")
 _EXTRA = struct.Struct("<2H")
 _FILLING = 0x4246  # "FB", the tag that torch gives to the padding that aligns a record
 _ZIP64 = 1
-# Fields of 32 and of 16 bits that hold their greatest value point to the zip64 part.
+# The greatest values of fields of 32 and of 16 bits. They mean that the value is in the zip64 part.
 _LARGE = 0xFFFFFFFF
 _MANY = 0xFFFF
 _FIRST_DAY = 0x21  # 1980-01-01, the earliest date that a zip can record
@@ -41,7 +41,7 @@ class ArchiveLayout:
 
     @property
     def nbytes(self) -> int:
-        """Size of the archive."""
+        """Size of the archive, in bytes."""
         return self.end + len(self.tail([0] * len(self.names)))
 
     def head(self, i: int, crc: int) -> bytes:
@@ -49,7 +49,7 @@ class ArchiveLayout:
         name, size = self.names[i], self.sizes[i]
         large = size >= _LARGE
         extra = _EXTRA.pack(_ZIP64, 16) + struct.pack("<2Q", size, size) if large else b""
-        # Zip has no alignment, so an extra field of the missing length moves the data, like in torch.
+        # The zip format has no alignment. As in torch, an extra field with the missing length moves the data.
         filling = self.starts[i] - self.heads[i] - _LOCAL.size - len(name) - len(extra) - _EXTRA.size
         extra += _EXTRA.pack(_FILLING, filling) + b"Z" * filling
         version, shown = (_VERSION_64, _LARGE) if large else (_VERSION, size)
@@ -92,11 +92,11 @@ def small_records(pickled: bytes) -> list[tuple[str, bytes]]:
     ]
 
 
-VERSION_RECORD = ("version", b"3\n")  # the last record: torch recognises its own archives by it
+VERSION_RECORD = ("version", b"3\n")  # the last record, by which torch recognises its own archives
 
 
 def lay_out(names: Sequence[str], sizes: Sequence[int]) -> ArchiveLayout:
-    """Return the layout of an archive of these records."""
+    """Return the layout of an archive with these records."""
     written = tuple(f"{_FOLDER}/{name}".encode("ascii") for name in names)
     heads, starts, at = [], [], 0
     for name, size in zip(written, sizes, strict=True):

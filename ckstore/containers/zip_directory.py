@@ -128,7 +128,7 @@ def _find_directory(file: RandomAccess) -> _Directory:
 
 
 def _read_end64(file: RandomAccess, end: int) -> tuple[int, ...] | None:
-    """Return the start and the values of the zip64 part that ends before byte `end`, or None if there is no such part."""
+    """Return the start and the values of the zip64 part that ends before byte `end`, or None if there is none."""
     at = end - _LOCATOR.size
     if at < _END64.size:
         return None
@@ -194,7 +194,7 @@ def _extra64(extra: bytes) -> bytes:
 
 
 def _record(file: RandomAccess, entry: _Entry, end: int) -> ZipRecord:
-    """Return the record of an entry. Refuse a record that contradicts its local header, or does not end by byte `end`."""
+    """Return the record of an entry. Refuse it if its local header differs, or if it does not end before byte `end`."""
     where = f"the zip record at byte {entry.header}"
     data_at = entry.header + _LOCAL.size + len(entry.name)
     if data_at > end:
