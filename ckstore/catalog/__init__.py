@@ -1,6 +1,6 @@
-"""The index in SQLite. Losing it loses no checkpoint, since it is rebuilt from the directories (promise P5).
+"""The index of a store in SQLite. If it is lost, it is rebuilt from the directories, and no checkpoint is lost.
 
-`Catalog` is imported on first use, and SQLite with it. docs/adr/0002-catalog.md gives the reasons.
+`Catalog` and SQLite are imported when `Catalog` is first used. docs/adr/0002-catalog.md explains the design.
 
 Unless a docstring says otherwise, methods raise `CatalogUnavailable` if the file cannot be used, and `InUse` if its
 lock is not free in time.

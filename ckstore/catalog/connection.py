@@ -1,32 +1,32 @@
-"""Open, check and close the catalog: one connection for each operation, never kept (docs/adr/0002-catalog.md).
+"""Open, check and close the catalog, with a new connection for each operation (docs/adr/0002-catalog.md).
 
 A writer takes an exclusive flock on the directory of the catalog. It then opens the file, runs one transaction between
-`BEGIN IMMEDIATE` and `COMMIT`, truncates the WAL, closes the file, and only then releases the flock. A commit that need
-not be durable leaves its rows in the WAL while the WAL is short. A reader takes no flock.
+`BEGIN IMMEDIATE` and `COMMIT`, truncates the write-ahead log (WAL, or log), closes the file, and only then releases the
+flock. A commit that need not be durable leaves its rows in the log while the log is short. A reader takes no flock.
 
 A statement with unread rows keeps its connection open after `close()`. So this module, `rows` and `queries` fetch all
 rows at once.
 
 A catalog may be forged, damaged or copied. If its pages refer to one another in a ring, a small file seems endless. In
-an intact catalog, each row occurs once, so the rows and the text that a statement returns, and its number of steps, are
-proportional to the size of the file. A statement that exceeds these limits indicates damage. With 1,000 checkpoints in
-1.5 MB, a list takes 18,000 steps, and SQLite's integrity check 470,000. The limit counts steps of SQLite's virtual
-machine instead of seconds, because a slow disk or a busy machine is no damage. A million steps take about 25 ms. The
-counter is implemented in C. In a progress handler in Python, a signal handler could run, and Python's SQLite module
-would ignore its exception.
+an intact catalog, each row occurs once. So the size of the file limits the rows, the text and the number of steps of a
+statement. A statement that exceeds these limits indicates damage. With 1,000 checkpoints in 1.5 MB, a list takes 18,000
+steps, and SQLite's integrity check takes 470,000 steps. The limit counts steps of SQLite's virtual machine instead of
+seconds, because a slow disk or a busy machine is no damage. A million steps take about 25 ms. The counter is
+implemented in C. In a progress handler in Python, a signal handler could run, and Python's SQLite module would ignore
+its exception.
 
-SQLite's defensive mode, from Python 3.12 on, refuses to change the schema as data, to write to shadow tables, and to
-switch the journal off. Python 3.11 cannot set this mode. No statement of this package does any of these things, and a
-schema that could do them is refused, because it has a trigger, a foreign view or a virtual table
-(`ckstore_migrations.schema`).
+Python 3.12 and later can set SQLite's defensive mode, which refuses to change the schema as data, to write to shadow
+tables, and to switch the journal off. No statement of this package does any of these things. A schema that could do
+them has a trigger, a foreign view or a virtual table, and `ckstore_migrations.schema` refuses such a schema.
 
-SQLite replays the journal files of a database, and deletes the *super-journal* that a rollback journal names at its
-end, wherever that file is. ckstore never writes one. So a catalog is not opened if ckstore's own protocol would not
-have left such a set of files. It is set aside and rebuilt. Between this check and SQLite's opening, another user could
-swap a file only in a directory to which they may write. No catalog is in such a directory. In a store of a group, each
-user's catalog is in that user's own directory.
+SQLite replays the journal files of a database. A rollback journal can name a *super-journal* at its end, and SQLite
+deletes this file, wherever it is. ckstore never writes a super-journal. So this module does not open a catalog with a
+set of files that ckstore would not have left. Such a catalog is set aside and rebuilt. Between this check and the
+opening by SQLite, another user could swap a file, but only in a directory to which this user may write. No catalog is
+in such a directory. In a store of a group, each user's catalog is in that user's own directory.
 
-Source of the journal's format: sqlite.org/fileformat2.html section 3, and `readSuperJournal` in SQLite's pager.c.
+The format of the journal is documented in section 3 of sqlite.org/fileformat2.html, and in `readSuperJournal` of
+SQLite's pager.c.
 """
 
 from __future__ import annotations
@@ -53,17 +53,18 @@ from ckstore_migrations.schema import is_schema_of
 
 # A reader can read the directories instead, so it need not wait for long.
 _READ_TIMEOUT_S = 2.0
-# This wait is also allowed after the deadline. Without it, SQLite would fail at the first busy page.
+# The minimum wait, even after the deadline. Without it, SQLite would fail at the first busy page.
 _LEAST_WAIT_S = 0.05
-# A transaction of 20,000 pieces changes pages all over the index. Pages that do not fit are written before its end.
+# A transaction with 20,000 pieces changes pages all over the index. Pages that do not fit into the cache are written
+# before the transaction ends.
 _CACHE_KIB = 64 * 1024
 
-# A copied catalog may be forged. So its schema may not call functions, its cells are checked, and no page is mapped,
-# because a truncated file would kill the process by SIGBUS.
+# A copied catalog may be forged. So its schema may not call functions, and its cells are checked. No page is mapped,
+# because access to a mapped page of a truncated file would kill the process with SIGBUS.
 _PRAGMAS = ("trusted_schema=OFF", "cell_size_check=ON", "mmap_size=0", "temp_store=MEMORY")
 _TRIED_BYTES = 64 * 1024
-# A save of 100 tensors adds 0.1 to 0.4 MB to the log. Each opening reads the log, which takes 0.8 ms for 1 MiB. Three
-# fsyncs are necessary to empty the log.
+# A save of 100 tensors adds 0.1 to 0.4 MB to the log. Each opening reads the log, which takes 0.8 ms for 1 MiB.
+# Emptying the log requires three fsyncs.
 _LOG_MOST_BYTES = 2**20
 _FULL = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN}
 """The errors of SQLite on a full disk or an exceeded quota. The last two can have other causes."""
@@ -79,13 +80,14 @@ _DAMAGED = {
 
 # SQLite calls the counter once in this many steps. More calls would cost time, and the limit need not be exact.
 _CALL_STEPS = 1000
-# This takes about a second, so that no small catalog seems damaged because of an unforeseen join.
+# The minimum limit, which takes about a second. With a lower limit, an unforeseen join could make a small catalog seem
+# damaged.
 _LEAST_STEPS = 40_000_000
 # The longest statement is SQLite's integrity check, which takes a third of a step for each byte.
 _STEPS_PER_BYTE = 20
 _LEAST_ROWS = 1000
 _ROW_BYTES = 4
-"""The minimum size of a row in a file, with its pointer."""
+"""The minimum size of a row in the file, including the pointer to the row."""
 _LEAST_TEXT_BYTES = 2**20
 _TEXT_PER_BYTE = 8
 """The maximum number of bytes of text for each byte of the file. A join repeats a digest and a name for each use."""
@@ -106,13 +108,13 @@ _LIMITS = {
 # SQLite records its locks in the memory of the process. A child that was forked while a connection was open inherits
 # this record without the locks, so it must not open the same file.
 _open: set[object] = set()
-_opening = threading.RLock()  # a signal handler may open the catalog while its thread does
+_opening = threading.RLock()  # reentrant, because a signal handler may open the catalog while its thread opens it
 _forked_while_open = False
 
 
 def _look_in_child() -> None:
     global _forked_while_open, _opening  # noqa: PLW0603
-    _opening = threading.RLock()  # another thread of the parent may have held the old one at the fork
+    _opening = threading.RLock()  # another thread of the parent may have held the old lock at the fork
     if _open:
         _forked_while_open = True
         _open.clear()
@@ -131,7 +133,7 @@ _HINTS: dict[CatalogProblem, str] = {
 
 
 def unavailable(path: Path, found: str, why: CatalogProblem) -> CatalogUnavailable:
-    """Return the error for a catalog at `path`, with the text of `found`."""
+    """Return the error for the catalog at `path`. `found` is the rest of its sentence, after the path."""
     return CatalogUnavailable(f"the catalog {path} {found}", why=why, hint=_HINTS[why])
 
 
@@ -144,9 +146,10 @@ class Examined(NamedTuple):
 
 
 def examine(path: Path, *, alone: bool) -> Examined:
-    """Examine the files of the catalog. Raises `CatalogUnavailable` if ckstore would not have left them.
+    """Examine the files of the catalog. Raise `CatalogUnavailable` if ckstore would not have left such files.
 
-    With `alone`, this process has no open connection, so the database can be opened and closed without losing locks.
+    If `alone` is true, this process has no open connection. Then this function may open and close the database without
+    releasing locks of SQLite.
     """
     try:
         database = path.lstat()  # through a symlink, SQLite would write to another file
@@ -166,7 +169,10 @@ _SAFE_BLOCK_BYTES = 4096
 
 
 def may_be_mapped(path: Path) -> bool:
-    """Whether a mapped page of a file in this directory keeps its disk space after a byte of the page was written."""
+    """Whether the index of a log may be mapped on this filesystem, so that a full disk cannot cause SIGBUS.
+
+    This is so if a mapped page keeps its disk space after one byte of the page was written.
+    """
     if os.statvfs(path).f_frsize < _SAFE_BLOCK_BYTES:
         return False
     if os.major(path.stat().st_dev):  # a block device, which btrfs never reports; this avoids an import of ctypes
@@ -187,7 +193,10 @@ _VERSIONS_AT = 18
 
 
 def _beside(path: Path, database: os.stat_result) -> tuple[dict[str, int], str]:
-    """Return the sizes of the catalog and its journal files, and the reason if ckstore would not have left them."""
+    """Return the sizes of the catalog and its journal files, and the reason if ckstore would not have left such files.
+
+    Otherwise, the reason is an empty text.
+    """
     sizes: dict[str, int] = {}
     folder = path.parent.stat()
     for suffix in ("", *SUFFIXES):
@@ -219,7 +228,8 @@ def _why_strange_file(found: os.stat_result, folder: os.stat_result, owners: set
 
 def _names_another(path: Path) -> bool:
     """Whether a journal ends with the name of a super-journal."""
-    # SQLite's locks are on the database and on its map, so that closing a descriptor of the journal releases none.
+    # SQLite's locks are on the database and on the index of its log, so closing a descriptor of the journal releases no
+    # lock.
     with files.opened_to_read(f"{path}-journal") as fd:
         end = os.fstat(fd).st_size
         # SQLite reads the name only at the end of the file.
@@ -228,7 +238,8 @@ def _names_another(path: Path) -> bool:
 
 def _is_stray_journal(path: Path) -> bool:
     """Whether a database with a log also has a non-empty rollback journal."""
-    # A process that died while it created a catalog may leave both. Such a journal has a page count of 0.
+    # A process that died while it created a catalog may leave both a log and a journal. The journal then has a page
+    # count of 0.
     try:
         with files.opened_to_read(f"{path}-journal") as fd:
             head = os.pread(fd, _PAGE_COUNT_AT + 4, 0)
@@ -241,7 +252,7 @@ def _is_stray_journal(path: Path) -> bool:
 
 
 class BoundedCursor(sqlite3.Cursor):
-    """A cursor that returns no more rows and text than the file of its connection can contain."""
+    """A cursor that raises if a statement returns more rows or text than the file of its connection can contain."""
 
     def fetchall(self) -> list[Any]:
         """Return all rows."""
@@ -275,7 +286,7 @@ class BoundedConnection(sqlite3.Connection):
         return self.cursor(BoundedCursor).execute(sql, parameters)
 
     def bound(self, file_bytes: int) -> None:
-        """Set the limits for a catalog and log of `file_bytes`. Call this before any statement."""
+        """Set the limits for a catalog and log of `file_bytes`. Call this method before any statement."""
         self._file_bytes = file_bytes
         self.most_rows = _LEAST_ROWS + file_bytes // _ROW_BYTES
         self.most_text_bytes = _LEAST_TEXT_BYTES + _TEXT_PER_BYTE * file_bytes
@@ -319,8 +330,8 @@ def reading(path: Path) -> Iterator[BoundedConnection]:
 def writing(path: Path, *, timeout_s: float, durable: bool = True) -> Iterator[BoundedConnection]:
     """Open the catalog for one transaction, which is durable after the block. If the block raises, nothing is changed.
 
-    The block must not use the catalog in any other way, because the flock is held. Without `durable`, a power cut may
-    undo the transaction, and nothing is synced while the log is short.
+    The block must not use the catalog in any other way, because the flock is held. If `durable` is false, a power cut
+    may undo the transaction, and nothing is synced while the log is short.
     """
     deadline = time.monotonic() + timeout_s
     # The flock is held from the beginning to the end, because SQLite up to 3.51.2 can damage the file if one process
@@ -372,8 +383,8 @@ def opened_for_writing(path: Path, deadline: float) -> Iterator[BoundedConnectio
 
 @contextlib.contextmanager
 def transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    """Run the block in one `BEGIN IMMEDIATE`. Call `empty_log` afterwards."""
-    # A deferred transaction that begins to write fails at once, without waiting, if another writer was faster.
+    """Run the block in one transaction with `BEGIN IMMEDIATE`. Call `empty_log` afterwards."""
+    # A deferred transaction that begins to write fails immediately, without waiting, if another writer was faster.
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield
@@ -385,9 +396,9 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 def empty_log(connection: sqlite3.Connection) -> None:
-    """Move the WAL into the database."""
-    # The commit is already durable in the WAL. If a reader or a full disk prevents the truncation, this is no failure,
-    # because the next writer truncates the WAL.
+    """Copy the log into the database, and truncate the log."""
+    # The commit is already in the log. If a reader or a full disk prevents the truncation, this is no failure, because
+    # the next writer truncates the log.
     with contextlib.suppress(sqlite3.OperationalError):
         connection.execute("PRAGMA busy_timeout=0")
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
@@ -395,8 +406,8 @@ def empty_log(connection: sqlite3.Connection) -> None:
 
 @contextlib.contextmanager
 def _keeping_log(path: Path) -> Iterator[None]:
-    """Keep the database open as a reader, since the last connection that closes would empty the log."""
-    # Python 3.11 has no setting for it (SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE).
+    """Keep a connection of a reader open during the block, since closing the last connection would empty the log."""
+    # Python 3.11 cannot set SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, which would also prevent this.
     token = object()
     _open.add(token)
     try:
@@ -408,24 +419,25 @@ def _keeping_log(path: Path) -> Iterator[None]:
 
 
 def prepare_to_write(connection: BoundedConnection, *, durable: bool = True) -> None:
-    """Set the pragmas that the schema needs, and make commits durable."""
+    """Set the pragmas for a writer, and the durability of commits."""
     connection.execute("PRAGMA foreign_keys=ON")
     connection.execute(f"PRAGMA cache_size=-{_CACHE_KIB}")
     set_journal(connection, may_map=connection.may_map, durable=durable)
 
 
 def set_journal(connection: sqlite3.Connection, *, may_map: bool, durable: bool = True) -> None:
-    """Make commits durable, with a log if it may be mapped and the filesystem supports shared mappings.
+    """Make commits durable, with a log if its index may be mapped and the filesystem supports shared mappings.
 
-    A catalog with the other kind of journal is converted. Without `durable`, the log is synced only when it is copied
-    into the file, so a power cut may undo the last commits but damages nothing.
+    Otherwise, a rollback journal is used. A catalog with the other kind of journal is converted. If `durable` is false,
+    the log is only synced when it is copied into the file, so a power cut may undo the last commits, but damages
+    nothing.
     """
     mode = "delete"
     if may_map:
         ((mode,),) = connection.execute("PRAGMA journal_mode=WAL").fetchall()
     if mode == "wal":
         connection.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
-        # `empty_log` copies the log after the commit. An automatic checkpoint during a commit would make a save wait.
+        # `empty_log` copies the log after the commit. If SQLite copied it during a commit, a save would have to wait.
         connection.execute("PRAGMA wal_autocheckpoint=0").fetchall()
     else:
         connection.execute("PRAGMA journal_mode=TRUNCATE").fetchall()
@@ -440,7 +452,7 @@ def sqlite_version() -> tuple[int, int, int]:
 
 
 def header(connection: sqlite3.Connection) -> tuple[int, int]:
-    """Return the application id and the version of the schema; (0, 0) for an empty database."""
+    """Return the application id and the version of the schema, or (0, 0) for an empty database."""
     ((application,),) = connection.execute("PRAGMA application_id").fetchall()
     ((version,),) = connection.execute("PRAGMA user_version").fetchall()
     return application, version
@@ -454,7 +466,7 @@ def is_empty(connection: sqlite3.Connection) -> bool:
 def check_header(connection: sqlite3.Connection, path: Path, *, for_writing: bool = False) -> None:
     """Check that this is a catalog of the version that this ckstore knows."""
     application, version = header(connection)
-    # A process died after it created the file. The next writer fills it.
+    # If a process dies after it created the file, the next writer creates the tables.
     if application == 0 and is_empty(connection):
         raise unavailable(path, "is empty", "missing")
     if application != APPLICATION_ID:
@@ -486,7 +498,8 @@ def _opened(path: Path, mode: str, timeout_s: float) -> Iterator[BoundedConnecti
     try:
         with _opening:
             seen = examine(path, alone=not _open)
-            # Under the same lock as `examine`, because a child that is forked now must know that the file is open.
+            # This needs the lock that is held for `examine`, because a child that is forked now must know that the file
+            # is open.
             _open.add(token)
         connection = _connect(path, mode, timeout_s)
         try:
@@ -496,7 +509,7 @@ def _opened(path: Path, mode: str, timeout_s: float) -> Iterator[BoundedConnecti
             connection.may_map = seen.may_map
             if not connection.may_map:
                 # With this mode, SQLite keeps the index of the log in private memory (sqlite.org/wal.html, "Use of WAL
-                # Without Shared-Memory"). It must be set before the first read, which would map the index.
+                # Without Shared-Memory"). The mode must be set before the first read, which would map the index.
                 connection.execute("PRAGMA locking_mode=EXCLUSIVE").fetchall()
             for pragma in _PRAGMAS:
                 connection.execute(f"PRAGMA {pragma}").fetchall()
@@ -504,8 +517,8 @@ def _opened(path: Path, mode: str, timeout_s: float) -> Iterator[BoundedConnecti
             yield connection
         finally:
             connection.close()
-        # SQLite opens the log by its name, so a log that was created meanwhile may belong to another database. Data
-        # that was written to a removed file is in no catalog.
+        # SQLite opens the log by its name, so a log that was created meanwhile may belong to another database. If the
+        # file was removed meanwhile, the written data is in no catalog.
         _check_same(path, seen.identity, "open")
     finally:
         _open.discard(token)
@@ -523,7 +536,7 @@ def _connect(path: Path, mode: str, timeout_s: float) -> BoundedConnection:
 
 
 def _check_same(path: Path, identity: tuple[int, int], when: str) -> None:
-    """Raise unless the path is still the examined file, since SQLite opens it and its log by name."""
+    """Raise if the path is no longer the examined file. SQLite opens the file and its log by their names."""
     try:
         found = path.lstat()
     except FileNotFoundError as error:
@@ -545,7 +558,7 @@ def _translated(path: Path, *, for_writing: bool) -> Iterator[None]:
     except UnicodeDecodeError as error:  # SQLite does not check texts
         raise unavailable(path, f"cannot be used: it holds text that is not UTF-8: {error}", "damaged") from error
     except sqlite3.Error as error:
-        # The low byte is the kind of the error. The other bytes only tell where SQLite detected it.
+        # The low byte is the kind of the error. The other bytes only show where SQLite detected the error.
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
         if code in _BUSY and for_writing:
             msg = f"the catalog {path} is locked by another program: {error}"
@@ -554,7 +567,7 @@ def _translated(path: Path, *, for_writing: bool) -> Iterator[None]:
         if code in _FULL and (code == sqlite3.SQLITE_FULL or not files.has_room(path.parent, _TRIED_BYTES)):
             msg = f"the catalog {path} cannot be written: the disk, or a quota on it, is full"
             raise CatalogFull(msg, hint="free space there, or raise the quota") from error
-        if code == sqlite3.SQLITE_INTERRUPT:  # by the counter of steps
+        if code == sqlite3.SQLITE_INTERRUPT:  # the counter of steps has stopped the statement
             found = "cannot be used: a statement takes more steps than it would in a sound catalog of this size"
             raise unavailable(path, found, "damaged") from error
         raise unavailable(path, f"cannot be used: {error}", "damaged" if code in _DAMAGED else "unreadable") from error

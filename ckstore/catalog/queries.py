@@ -1,10 +1,11 @@
-"""Queries of the catalog, each a function of an open connection. This module imports little, so that lists start fast.
+"""Queries of the catalog, each a function of an open connection.
 
-Results have the form that `row_checks` requires. Otherwise the query raises `row_checks.NotOfItsForm`.
+This module imports few others, so that commands that list checkpoints start fast. Results have the form that
+`row_checks` requires. Otherwise, the query raises `row_checks.NotOfItsForm`.
 
-SQLite stores any bytes as text, but Python's module refuses strings with lone surrogates, which names and messages may
-have. They are bound as bytes in WTF-8, inside ``CAST(? AS TEXT)``. Inode numbers and times go up to 2^64, but SQLite's
-integers are signed.
+SQLite accepts any bytes as text, but Python's module refuses strings with lone surrogates, which messages may have.
+Such a string is bound as WTF-8 bytes to a parameter of the form ``CAST(? AS TEXT)``. Inode numbers and times can be
+almost 2^64, but SQLite's integers are signed, so these numbers are converted.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _PARAMETERS = 500
 T = TypeVar("T")
 
 decode_text = functools.partial(str, encoding="utf-8", errors="surrogatepass")
-"""The `text_factory` of a connection that reads texts from `encode_text`."""
+"""The `text_factory` of a connection that reads texts that `encode_text` encoded."""
 
 # Members are sorted as in a manifest, so that a save and a later reading of the directory make equal rows.
 _compact = json.JSONEncoder(separators=(",", ":"), allow_nan=False, sort_keys=True).encode
@@ -61,15 +62,15 @@ STAMP = "dir_inode, manifest_inode, manifest_mtime_ns, manifest_ctime_ns"
 _LISTED = f"SELECT {IS_RIGHT}, run, step, directory, sequence, {STAMP} FROM checkpoints"  # noqa: S608
 _PLACE_FORMS = (row_checks.runs, row_checks.steps, row_checks.directories)
 _LISTED_FORMS = (row_checks.anything, *_PLACE_FORMS, row_checks.sequences, *(row_checks.integers,) * 4)
-# No index is used, because a bit may have flipped in an entry of the index, which the checksum does not cover.
-# The parameters have names because Python 3.12.0 to 3.12.3 warn about numbered placeholders.
+# No index is used, because a bit may have flipped in an entry of an index, and the checksum does not cover indexes. The
+# parameters have names, because Python 3.12.0 to 3.12.3 warn about numbered placeholders.
 _IN_ORDER = "NOT INDEXED WHERE :run IS NULL OR run = :run ORDER BY sequence, created, manifest_id"
 
 
 class CatalogListing(NamedTuple):
-    """The checkpoints in the catalog, with only their place in the order of commits."""
+    """The checkpoints in the catalog, with only their stamps and their sequence numbers."""
 
-    # Key -> stamp of the directory and the manifest from which the row was made. It has only unchanged rows.
+    # Key -> stamp of the directory and the manifest from which the row was made. Only unchanged rows are included.
     stamps: dict[CheckpointKey, Stamp]
     sequences: dict[CheckpointKey, int]  # key -> sequence number in the manifest
     wrong_count: int  # number of rows in which a bit has flipped since they were written
@@ -78,9 +79,9 @@ class CatalogListing(NamedTuple):
 class Proposal(NamedTuple):
     """The newest checkpoints of a store according to the catalog, compared with a listing of its directories."""
 
-    # The rows of the newest listed checkpoints, and of the one whose manifest was written last.
+    # The rows of the newest listed checkpoints, and the row of the checkpoint whose manifest was written last.
     newest: CatalogListing
-    # The keys of listed directories that the catalog does not have, or has with another inode number.
+    # The keys of listed directories that have no row, or a row with another inode number.
     unknown: set[CheckpointKey]
     missing: set[CheckpointKey]  # the keys of rows whose directories are not listed
 
@@ -132,7 +133,7 @@ def encode_json(value: object) -> str:
 
 
 def encode_health(health: Health | None) -> str:
-    """Return why a checkpoint is unhealthy and which parts no longer change, or an empty text."""
+    """Return the reason why a checkpoint is unhealthy and its unchanged parts as JSON, or an empty text."""
     if health is None or not (health.unhealthy or health.unchanged):
         return ""
     return _compact([health.unhealthy, *health.unchanged])
@@ -160,13 +161,13 @@ def decode_metrics(texts: Sequence[str]) -> list[dict[str, int | float]]:
 
 
 def encode_stamp(stamp: Stamp) -> tuple[int, int, int, int]:
-    """Return unsigned 64-bit numbers as the signed ones with the same bits."""
+    """Return the unsigned 64-bit numbers of a stamp as signed numbers with the same bits."""
     dir_inode, inode, mtime_ns, ctime_ns = (n - 2**64 if n >= 2**63 else n for n in stamp)
     return dir_inode, inode, mtime_ns, ctime_ns
 
 
 def decode_stamps(*columns: Sequence[int]) -> Iterator[Stamp]:
-    """Return the stamps whose fields are the columns, with unsigned numbers again."""
+    """Return the stamps in columns of results of `encode_stamp`."""
     for n, column in enumerate(columns):
         if min(column) < 0:  # rare
             columns = (*columns[:n], [number % 2**64 for number in column], *columns[n + 1 :])
@@ -174,7 +175,7 @@ def decode_stamps(*columns: Sequence[int]) -> Iterator[Stamp]:
 
 
 def in_parts(items: Sequence[T]) -> Iterator[tuple[str, Sequence[T]]]:
-    """Yield each batch of `items` for one statement, preceded by its placeholders ``(?, ?, ...)``."""
+    """Yield batches of `items`, each for one statement, with its placeholders ``(?, ?, ...)`` before it."""
     for at in range(0, len(items), _PARAMETERS):
         part = items[at : at + _PARAMETERS]
         yield f"({', '.join('?' * len(part))})", part
@@ -187,7 +188,7 @@ def owner(connection: sqlite3.Connection) -> str:
 
 
 def blobs_listed(connection: sqlite3.Connection) -> str:
-    """Return the id of the machine start at which every blob was last listed, or an empty text."""
+    """Return the id of the boot during which all blobs were last listed, or an empty text."""
     rows = checked(connection.execute("SELECT blobs_listed FROM store").fetchall(), row_checks.texts)
     return rows[0][0] if rows else ""
 
@@ -203,7 +204,7 @@ def listing(
 
 
 def inodes(connection: sqlite3.Connection, run: str) -> dict[str, int]:
-    """Return name -> inode number of the directory for every row of a run."""
+    """Return the name and the inode number of the directory of each row of a run."""
     query = "SELECT directory, dir_inode FROM checkpoints NOT INDEXED WHERE run = ?"
     return dict(connection.execute(query, (run,)).fetchall())
 
@@ -215,7 +216,7 @@ def places_of_id(connection: sqlite3.Connection, manifest_id: str) -> list[Check
 
 
 def first_by_order(connection: sqlite3.Connection, run: str | None, count: int) -> list[CheckpointKey]:
-    """Return the keys of the newest rows of a run, or of all, and of the one whose manifest was written last."""
+    """Return the keys of the newest rows of a run, or of all runs, and of the row whose manifest was written last."""
     query = (
         "SELECT run, step, directory, sequence FROM checkpoints {} WHERE :run IS NULL OR run = :run"
         " ORDER BY sequence DESC, created DESC, manifest_id DESC LIMIT :count"
@@ -227,8 +228,8 @@ def first_by_order(connection: sqlite3.Connection, run: str | None, count: int) 
         " WHERE :run IS NULL OR run = :run",
         {"run": run, "last": first[-1][3] if first else 0},
     ).fetchall()
-    # If the table disagrees with the index, a bit has flipped in one of them. Both are used, so that no checkpoint is
-    # hidden.
+    # If the table and the index disagree, a bit has flipped in one of them. Then the results of both are used, so that
+    # no checkpoint is hidden.
     if later != len(first):
         first += connection.execute(query.format("NOT INDEXED"), {"run": run, "count": count}).fetchall()
     rows = [row[:3] for row in first] + ([] if written_ns is None else [tuple(last)])
@@ -250,7 +251,7 @@ def everything(connection: sqlite3.Connection) -> CatalogListing:
 
 
 def beyond(connection: sqlite3.Connection, sequence: int) -> CatalogListing:
-    """Return the checkpoints with greater sequence numbers, like `listing`."""
+    """Return the checkpoints with sequence numbers greater than `sequence`, like `listing`."""
     return _listing(connection.execute(f"{_LISTED} WHERE sequence > ?", (sequence,)).fetchall())
 
 
@@ -267,7 +268,7 @@ def _listing(rows: list[tuple[Any, ...]]) -> CatalogListing:
 def counts(connection: sqlite3.Connection) -> dict[str, int]:
     """Return the number of checkpoints of each run."""
     # With one run, this is ten times as fast as GROUP BY. A plain count(*) must not be used, because SQLite counts no
-    # steps for it, and would never end if the pages form a ring.
+    # steps for it, and it would never end if the pages form a ring.
     ((first, last, count),) = connection.execute(
         "SELECT (SELECT min(run) FROM checkpoints), (SELECT max(run) FROM checkpoints),"
         " (SELECT count(id) FROM checkpoints)"
@@ -280,7 +281,10 @@ def counts(connection: sqlite3.Connection) -> dict[str, int]:
 
 
 def chosen(connection: sqlite3.Connection, run: str, *, newest: int, off_every: int) -> CatalogListing:
-    """Return the `newest` checkpoints of `run` and all whose step is not a multiple of `off_every`, like `listing`."""
+    """Return the newest checkpoints of `run`, and those with a step that is no multiple of `off_every`, like `listing`.
+
+    `newest` is the number of newest checkpoints.
+    """
     last = f"{_LISTED} WHERE run = ? ORDER BY sequence DESC, created DESC, manifest_id DESC LIMIT ?"
     off = f"{_LISTED} WHERE run = ? AND step % ? <> 0"
     rows = connection.execute(last, (run, newest)).fetchall() + connection.execute(off, (run, off_every)).fetchall()
@@ -301,10 +305,11 @@ def infos(
     published: Mapping[CheckpointKey, Stamp | None] | None = None,
     durable: bool = True,
 ) -> Described:
-    """Return the checkpoints of `run`, or of all runs, in the order of commits; or those at `places`, unordered.
+    """Return the checkpoints of `run`, or of all runs, in the order of commits.
 
-    Rows that changed since they were written are left out. If `published` is given, so are rows whose stamp differs
-    from the stamp of the directory in `published`.
+    If `places` is given, the checkpoints at these places are returned instead, unordered. Rows that changed since they
+    were written are left out. If `published` is given, rows whose stamps differ from those in `published` are also left
+    out.
     """
     connection.text_factory = decode_text
     tagged: dict[CheckpointKey, list[str]] = {}
@@ -328,7 +333,7 @@ def infos(
     for row, metrics in zip(right, decode_metrics([row[_METRICS] for row in right]), strict=True):
         text = row[_METRICS + 1]
         metadata = {} if text == "{}" else decoded_metadata(row_checks.parsed_metadata(text))
-        # Fields are passed by position, in the order of `_INFO_COLUMNS`. The next two are `tags` and `durable`.
+        # Fields are passed by position, in the order of `_INFO_COLUMNS`, followed by `tags` and `durable`.
         key = _key_in(row)
         fields = (*row[:_METRICS], metrics, metadata, tuple(tagged.get(key.any_generation, ())), durable)
         unhealthy, unchanged = row_checks.parsed_health(row[_HEALTH])
@@ -347,7 +352,7 @@ def count_and_sequence(connection: sqlite3.Connection) -> tuple[int, int]:
 
 
 def find_pieces(connection: sqlite3.Connection, digests: Collection[str]) -> tuple[dict[str, PieceLocation], Counted]:
-    """Return the locations of known pieces, and the counts for the next sequence number."""
+    """Return the locations of the pieces that the catalog has, and the counts for the next sequence number."""
     counted = Counted(*count_and_sequence(connection), time.monotonic())
     wanted = sorted(set(digests))
     found: dict[str, PieceLocation] = {}
@@ -364,13 +369,13 @@ def find_pieces(connection: sqlite3.Connection, digests: Collection[str]) -> tup
             found[piece] = location
         query = f"SELECT digest, nbytes FROM blobs WHERE digest IN {marks}"  # noqa: S608
         for piece, nbytes in checked(connection.execute(query, part).fetchall(), row_checks.digests, row_checks.sizes):
-            # Blobs come last, so that the piece's own blob is preferred to a pack, which may be mostly dead.
+            # Blobs are looked up last, so that a piece's own blob is preferred to a pack, which may be mostly dead.
             found[piece] = PieceLocation(piece, nbytes, 0, nbytes)
     return found, counted
 
 
 def best_shares(connection: sqlite3.Connection, digests: Collection[str]) -> dict[str, int]:
-    """Return for each blob the greatest number of its bytes that any one checkpoint uses, or 0 without a use."""
+    """Return the greatest number of bytes of each blob that a single checkpoint uses, or 0 if no checkpoint uses it."""
     wanted = sorted(set(digests))
     best = dict.fromkeys(wanted, 0)
     for marks, part in in_parts(wanted):
@@ -390,7 +395,10 @@ _READ_COLUMNS = (
 
 
 def readings_of_newest(connection: sqlite3.Connection, run: str) -> list[Reading]:
-    """Return the last readings of the blobs of the newest checkpoint of `run`, or of all runs if it has none."""
+    """Return the last readings of the blobs of the newest checkpoint of `run`.
+
+    If `run` has no checkpoint, the newest checkpoint of all runs is used.
+    """
     newest = "ORDER BY sequence DESC, created DESC, manifest_id DESC LIMIT 1"
     rows = (
         connection.execute(f"SELECT id FROM checkpoints WHERE run = ? {newest}", (run,)).fetchall()  # noqa: S608
@@ -421,9 +429,9 @@ def _readings(rows: list[tuple[str, int, int, int, int]]) -> list[Reading]:
 def oldest_reading(
     connection: sqlite3.Connection, place: CheckpointKey | None, *, now_ns: int
 ) -> tuple[int, int, int | None]:
-    """Return the number of blobs of a checkpoint, the number of those without a reading, and the oldest reading.
+    """Return the number of blobs of a checkpoint, the number of those without a reading, and the time of the oldest one.
 
-    Without a `place`, the blobs of all checkpoints are counted. Readings after `now_ns` are ignored.
+    If `place` is None, the blobs of all checkpoints are counted. Readings after `now_ns` are ignored.
     """
     used = "SELECT u.blob_id FROM uses u"
     if place is not None:
@@ -440,7 +448,7 @@ def oldest_reading(
 def blobs_of(
     connection: sqlite3.Connection, keys: Iterable[CheckpointKey]
 ) -> dict[CheckpointKey, set[tuple[str, int]]]:
-    """Return (digest, size) of the blobs that each of these checkpoints uses."""
+    """Return the digests and the sizes of the blobs that each of these checkpoints uses."""
     query = (
         "SELECT b.digest, b.nbytes FROM checkpoints c JOIN uses u ON u.checkpoint_id = c.id"
         " JOIN blobs b ON b.id = u.blob_id WHERE c.run = ? AND c.step = ? AND c.directory = ?"
@@ -450,7 +458,7 @@ def blobs_of(
 
 
 def unused(connection: sqlite3.Connection) -> list[tuple[str, int]]:
-    """Return (digest, size) of blobs that no checkpoint uses."""
+    """Return the digests and the sizes of the blobs that no checkpoint uses."""
     # Only the candidates are examined, so that the time depends on the number of blobs to free.
     rows = connection.execute(
         "SELECT b.digest, b.nbytes FROM candidates c JOIN blobs b ON b.id = c.blob_id"
