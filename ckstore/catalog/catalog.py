@@ -1,9 +1,9 @@
 """The catalog: an index in SQLite over the directories of a store.
 
-The directories are authoritative. The catalog can be behind or missing, and every caller works without it. Reading
-takes no lock, and raises `CatalogUnavailable` for every kind of failure. Writing takes an exclusive flock for one
-transaction, and is durable when it returns, except for the rows of a save, which a power cut may undo. Modules for
-writers are imported when a process writes, so that `ckstore log` starts fast.
+The directories are authoritative. The catalog can be behind or missing, and every caller works without it. A method
+that reads takes no lock, and raises `CatalogUnavailable` for every kind of failure. A method that writes takes an
+exclusive flock for one transaction, which is durable when the method returns. Only the rows of a save may be undone by
+a power cut. Modules for writers are imported when a process writes, so that `ckstore log` starts fast.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Look = Callable[[CheckpointKey], "Published | None"]
 
 
 def _asked(query: Callable[Concatenate[sqlite3.Connection, P], Answer]) -> Callable[Concatenate[Catalog, P], Answer]:
-    """Return the method that runs a query of the catalog in its own connection."""
+    """Return a method that runs a query of the catalog in a new connection."""
 
     @wraps(query)
     def method(self: Catalog, /, *args: P.args, **kwargs: P.kwargs) -> Answer:
@@ -45,16 +45,16 @@ def _asked(query: Callable[Concatenate[sqlite3.Connection, P], Answer]) -> Calla
 
 
 class Catalog:
-    """The catalog of the store at `root`. It holds nothing open, so it may be shared and forked.
+    """The catalog of the store at `root`. It keeps no file open, so threads and forked processes may share it.
 
-    Every method that writes raises `InUse` if it gets no lock within `timeout_s` seconds, `NewerFormat` if a newer
-    ckstore made the catalog, and `CatalogUnavailable` if it cannot be written for another reason. After such an error,
-    nothing was changed. Every method that reads raises only `CatalogUnavailable`.
+    A method that writes raises `InUse` if it gets no lock within `timeout_s` seconds, `NewerFormat` if a newer ckstore
+    made the catalog, and `CatalogUnavailable` if the catalog cannot be written for another reason. After such an error,
+    nothing was changed. A method that reads raises only `CatalogUnavailable`.
     """
 
     def __init__(self, root: Path, path: Path | None = None, *, store: str = "") -> None:
-        # The database, usually ``catalog.db`` in the store. For a store on a filesystem that SQLite cannot share
-        # between hosts, it is in another directory.
+        # The path of the database, usually ``catalog.db`` in the store. If the filesystem of the store is one that
+        # SQLite cannot share between hosts, the database is in another directory.
         self.path = root / CATALOG_NAME if path is None else path
         self.store = store  # the uuid of the store, which a new catalog records; empty if it is unknown
 
@@ -70,16 +70,15 @@ class Catalog:
         readings: Mapping[str, tuple[int, int]] | None = None,
         durable: bool = True,
     ) -> None:
-        """Make the rows of some checkpoints equal to their directories, all or none.
+        """Make the rows of checkpoints equal to their directories, in one transaction.
 
-        It may be called often, late or never.
-
-        `look` and `tags` are called inside the transaction, and must not use the catalog. If one of them raises, the
-        transaction is rolled back.
+        Calls may be repeated, delayed or omitted, because each call reads the directories again. `look` and `tags` are
+        called inside the transaction, and must not use the catalog. If one of them raises, the transaction is rolled
+        back.
 
         Args:
             targets: The keys of the checkpoints.
-            look: Reads one directory. Returns None if it is not a complete checkpoint.
+            look: Reads the directory of a key. Returns None if there is no complete checkpoint.
             timeout_s: The time to wait for the lock, in seconds. The time of `look` does not count.
             tags: Reads all tags. If None, the tags are not changed.
             readings: Last readings of blobs, as for `record_readings`.
@@ -87,10 +86,10 @@ class Catalog:
         """
         from ckstore.catalog import rows
 
-        # All checkpoints share one transaction, which costs the lock and the fsyncs of a commit, 2 ms (docs/adr/0002).
+        # All checkpoints share one transaction. The lock and the fsyncs of a transaction take 2 ms (docs/adr/0002).
         with writing(self.path, timeout_s=timeout_s, durable=durable) as connection:
             for key in targets:
-                # Inside the transaction, the caller that read the directory last also writes last.
+                # The directory is read inside the transaction, so that the process that reads it last also writes last.
                 found = look(key)
                 # The limit on steps depends on the size of the file. A checkpoint with many pieces needs more steps.
                 connection.renew(0 if found is None else rows.row_count(found.manifest))
@@ -108,12 +107,12 @@ class Catalog:
             rows.set_readings(connection, readings)
 
     def replace_tags(self, tags: Tags | Callable[[], Tags], *, timeout_s: float) -> None:
-        """Make the tags equal to `tags`. If it is a function, it is called inside the transaction."""
+        """Make the tags equal to `tags`. If `tags` is a function, it is called inside the transaction."""
         from ckstore.catalog import rows
 
-        # Most saves change no tag, and then no lock is taken and nothing is synced.
+        # Most saves change no tag. Without a change, no lock is taken and nothing is synced.
         if not callable(tags):
-            # If the catalog cannot be read, the transaction below reports it.
+            # If the catalog cannot be read, the transaction below reports this.
             with suppress(CatalogUnavailable), reading(self.path) as connection:
                 if queries.tags(connection) == dict(tags):
                     return
@@ -121,16 +120,17 @@ class Catalog:
             rows.set_tags(connection, tags() if callable(tags) else tags)
 
     def add_candidates(self, blobs: Iterable[tuple[str, int]], *, timeout_s: float) -> None:
-        """Record blobs as (digest, size), so that `unused` returns those that no checkpoint uses."""
+        """Record blobs, given as (digest, size), so that `unused` returns those that no checkpoint uses."""
         from ckstore.catalog import rows
 
         with writing(self.path, timeout_s=timeout_s) as connection:
             rows.add_candidates(connection, blobs)
 
     def remove_wrong(self, *, timeout_s: float) -> int:
-        """Remove each checkpoint's row that changed since it was written; return the number of these rows.
+        """Remove the rows of checkpoints whose checksums are wrong, and return the number of these rows.
 
-        It is unknown to which checkpoints such rows belong. The checkpoints are entered again from their directories.
+        It is unknown which checkpoints had these rows. They must be entered again from their directories, like any
+        checkpoint without a row.
         """
         from ckstore.catalog import rows
 
@@ -142,14 +142,14 @@ class Catalog:
         return removed
 
     def forget(self, digests: Iterable[str], *, timeout_s: float) -> int:
-        """Delete the rows of those of the blobs that no checkpoint uses; return their number."""
+        """Delete the rows of the blobs that no checkpoint uses, and return the number of these blobs."""
         from ckstore.catalog import rows
 
         with writing(self.path, timeout_s=timeout_s) as connection:
             return rows.forget(connection, digests)
 
     def note_blobs_listed(self, boot_id: str, *, timeout_s: float) -> None:
-        """Record that every blob was listed since this start of the machine."""
+        """Record that all blobs were listed during the boot with this id."""
         from ckstore.catalog import rows
 
         with writing(self.path, timeout_s=timeout_s) as connection:
@@ -177,19 +177,23 @@ class Catalog:
     def listing(
         self, run: str | None = None, *, places: Iterable[CheckpointKey] | None = None
     ) -> dict[CheckpointKey, Stamp]:
-        """Return key -> stamp of each checkpoint with correct rows, in the order of commits."""
+        """Return the key and the stamp of each checkpoint with an unchanged row, in the order of commits."""
         with reading(self.path) as connection:
             return queries.listing(connection, run, places=places).stamps
 
     def orders(self, *, places: Iterable[CheckpointKey] | None = None, beyond: int | None = None) -> CatalogListing:
-        """Return the order of commits in the catalog. The result itself is not ordered."""
+        """Return the checkpoints in the catalog with their sequence numbers, unordered.
+
+        If `places` is given, only these checkpoints are returned. If `beyond` is given, only those with greater
+        sequence numbers.
+        """
         with reading(self.path) as connection:
             if beyond is not None:
                 return queries.beyond(connection, beyond)
             return queries.everything(connection) if places is None else queries.listing(connection, places=places)
 
     def propose(self, listed: Mapping[str, Mapping[str, int]], *, newest: int, run: str | None = None) -> Proposal:
-        """Compare names and inode numbers of all checkpoints with the rows; return the newest that agree.
+        """Compare names and inode numbers of all checkpoints with the rows, and return the newest ones that agree.
 
         This takes 2 microseconds for each checkpoint, because only the rows of the newest checkpoints are read.
 
@@ -212,14 +216,14 @@ class Catalog:
                     gone = known.keys() - present.keys()
                     missing.update(key for directory in gone if (key := key_of(name, directory)) is not None)
             left_out = unknown | missing
-            # This many more rows are read, because in the worst case all those that are left out are the newest.
+            # In the worst case, all checkpoints that are left out are the newest, so this many more rows are read.
             first = queries.first_by_order(connection, run, newest + len(left_out))
             places = [place for place in first if place not in left_out]
             return Proposal(queries.listing(connection, places=places), unknown, missing)
 
     def outline(self, *, rows: bool = True) -> Outline:
-        """Return the facts for opening a store; with `rows`, also the rows of all checkpoints."""
-        # All queries share one connection, because opening one takes half a millisecond.
+        """Return the facts for opening a store, and, if `rows` is true, the rows of all checkpoints."""
+        # All queries share one connection, because opening a connection takes half a millisecond.
         with reading(self.path) as connection:
             listing = queries.everything(connection) if rows else CatalogListing({}, {}, 0)
             return Outline(listing, queries.tags(connection), queries.blobs_listed(connection))
@@ -242,7 +246,7 @@ class Catalog:
         seek: bool = False,
         durable: bool = True,
     ) -> tuple[list[CheckpointInfo], set[CheckpointKey], int]:
-        """Return the checkpoints whose directories have the stamps in the catalog, and the keys of differing ones.
+        """Return the checkpoints whose directories have the stamps in the catalog, and the keys of other directories.
 
         Args:
             published: Key -> stamp of each directory.
@@ -256,8 +260,8 @@ class Catalog:
         """
         with reading(self.path) as connection:
             unknown, places, wrong_count = set(published), [*published] if seek else None, 0
-            # A complete row takes three times as long to read as its stamp. If few of many rows are needed, the stamps
-            # are read first.
+            # Reading a complete row takes three times as long as reading its stamp. If few of many rows are needed, the
+            # stamps are read first.
             if newest or (not seek and 2 * len(published) < queries.count_and_sequence(connection)[0]):
                 listing = queries.listing(connection, run, places=places)
                 same = [place for place, known in listing.stamps.items() if published.get(place) == known]
@@ -268,7 +272,7 @@ class Catalog:
         return found.infos, unknown - self._keys(found.infos), max(wrong_count, found.wrong_count)
 
     def _keys(self, found: list[CheckpointInfo]) -> set[CheckpointKey]:
-        """Return the keys of checkpoints, each of which has one row."""
+        """Return the keys of checkpoints. Raise if two rows have the same key."""
         keys = {info.key for info in found}
         if len(keys) < len(found):  # possible if an entry of the unique index is damaged
             raise unavailable(self.path, "has two rows of one checkpoint", "damaged")
@@ -277,7 +281,7 @@ class Catalog:
     # --------------------------------------------------------------------------------------- upkeep
 
     def create_or_migrate(self, *, timeout_s: float) -> bool:
-        """Create the catalog, or update its schema. Return False if it was up to date."""
+        """Create the catalog, or update its schema. Return False if the catalog was up to date."""
         from ckstore.catalog import upkeep
 
         return upkeep.create_or_migrate(self.path, self.store, timeout_s=timeout_s)
@@ -285,17 +289,17 @@ class Catalog:
     def set_aside(self, *, timeout_s: float) -> Path | None:
         """Rename a damaged catalog to ``catalog.db.damaged-N``.
 
-        Return that path, or None if it is intact or missing.
+        Return the new path, or None if the catalog is intact or missing.
         """
         from ckstore.catalog import upkeep
 
         return upkeep.set_aside(self.path, timeout_s=timeout_s)
 
     def replace(self, *, timeout_s: float) -> Path | None:
-        """Replace the catalog by an empty one; return the new path of the old one, ``catalog.db.old-N``.
+        """Rename the catalog to ``catalog.db.old-N``, and create an empty catalog.
 
-        Return None if there was no catalog. No process writes to the old catalog any more, because a writer opens the
-        catalog by its name, under the lock that this method holds.
+        Return the new path, or None if there was no catalog. No process writes to the old catalog afterwards, because a
+        writer opens the catalog by its name, under the lock that this method holds.
         """
         from ckstore.catalog import upkeep
 

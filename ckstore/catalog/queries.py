@@ -281,9 +281,9 @@ def counts(connection: sqlite3.Connection) -> dict[str, int]:
 
 
 def chosen(connection: sqlite3.Connection, run: str, *, newest: int, off_every: int) -> CatalogListing:
-    """Return the newest checkpoints of `run`, and those with a step that is no multiple of `off_every`, like `listing`.
+    """Return the `newest` latest checkpoints of `run`, and all whose step is not a multiple of `off_every`.
 
-    `newest` is the number of newest checkpoints.
+    The result has the form of that of `listing`.
     """
     last = f"{_LISTED} WHERE run = ? ORDER BY sequence DESC, created DESC, manifest_id DESC LIMIT ?"
     off = f"{_LISTED} WHERE run = ? AND step % ? <> 0"
@@ -429,7 +429,7 @@ def _readings(rows: list[tuple[str, int, int, int, int]]) -> list[Reading]:
 def oldest_reading(
     connection: sqlite3.Connection, place: CheckpointKey | None, *, now_ns: int
 ) -> tuple[int, int, int | None]:
-    """Return the number of blobs of a checkpoint, the number of those without a reading, and the time of the oldest one.
+    """Return the number of blobs of a checkpoint, the number of blobs never read, and the time of the oldest reading.
 
     If `place` is None, the blobs of all checkpoints are counted. Readings after `now_ns` are ignored.
     """

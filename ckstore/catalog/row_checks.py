@@ -1,15 +1,15 @@
-"""The forms of the values in rows, checked at the one place where rows become values.
+"""Check the form of each value that is read from a row of the catalog.
 
-A catalog can come from another machine, be forged or rot, and STRICT tables only restrict the writes of SQLite. So
-no digest, run, step, size, tag or document of a row is used before its form was checked. A wrong form is damage of the
-whole file, which is set aside and rebuilt from the directories. A value of the right form may still be false, so the
-directories decide.
+A catalog can come from another machine, be forged or be corrupted, and STRICT tables only restrict the writes of
+SQLite. So no digest, run, step, size, tag or document in a row is used before its form was checked. A wrong form means
+that the whole file is damaged. The file is then set aside and rebuilt from the directories. A value of the right form
+may still be wrong, so the directories decide.
 
-Whole columns are checked at once. So listing 100,000 checkpoints calls each form once.
+Whole columns are checked at once. So listing 100,000 checkpoints calls each check once.
 
 In addition, a row of `checkpoints` has a checksum. A row in which a bit has flipped is ignored, and the manifest is
-read instead. This detects accidents. A row that was forged together with its checksum decides nothing, and neither do
-the other tables; see docs/protocol.md, "The catalog proposes, the directories decide".
+read instead. The checksum only detects accidents, since a row can be forged together with its checksum. Therefore, no
+decision depends only on rows of the catalog; see docs/protocol.md, "The catalog proposes, the directories decide".
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _NOT_FINITE = frozenset({"nan", "inf", "-inf"})
 
 
 class NotOfItsForm(ValueError):
-    """A value of a row does not have its form. `connection` converts it into `CatalogUnavailable`, ``damaged``."""
+    """A value does not have the form of its column. `connection` raises `CatalogUnavailable` (``damaged``) instead."""
 
 
 def checked(rows: list[Row], *forms: Form) -> list[Row]:
@@ -65,7 +65,7 @@ def texts(values: Collection[Any]) -> None:
 
 
 def times(values: Collection[Any]) -> None:
-    """Require times, as manifests write them."""
+    """Require times in the form of manifests."""
     _matching(values, CREATED_PATTERN, "a time")
 
 
@@ -90,7 +90,7 @@ def tags(values: Collection[Any]) -> None:
 
 
 def integers(values: Collection[Any]) -> None:
-    """Require integers, such as inode numbers, which use all 64 bits."""
+    """Require integers, which may use all 64 bits, such as inode numbers."""
     _only(values, {int})
 
 
@@ -127,7 +127,7 @@ def flags(values: Collection[Any]) -> None:
 
 
 def metrics(values: Collection[Any]) -> None:
-    """Require JSON objects of name -> number."""
+    """Require JSON objects that map names to numbers."""
     for value in set(values):
         check_metrics(_parsed(value, dict))
 
@@ -148,7 +148,7 @@ def healths(values: Collection[Any]) -> None:
 
 
 def check_metrics(found: Mapping[str, Any]) -> None:
-    """Require that each value is a number, or the text of one that JSON lacks."""
+    """Require that each value is a number, or the text of a number that JSON lacks."""
     for value in found.values():
         if type(value) not in (int, float) and not (isinstance(value, str) and value in _NOT_FINITE):
             _refuse("a number", value)
@@ -163,7 +163,7 @@ def parsed_metadata(text: str) -> dict[str, Any]:
 
 
 def parsed_health(text: str) -> tuple[str, tuple[str, ...]]:
-    """Return why a checkpoint is unhealthy and which parts no longer change, from a cell."""
+    """Return the reason why a checkpoint is unhealthy and its unchanged parts, from a cell."""
     if not text:
         return "", ()
     found = _parsed(text, list)
@@ -256,12 +256,12 @@ _STRAYS = {
     "a piece beyond the end of its blob": "SELECT 1 FROM pieces p JOIN blobs b ON b.id = p.blob_id"
     " WHERE p.offset > b.nbytes - p.nbytes",
 }
-"""Queries for rows that have the right form but contradict each other."""
+"""Problem -> query for rows that have the right form but contradict one another."""
 _BATCH = 1000
 
 
 def check_tables(connection: sqlite3.Connection) -> None:
-    """Check every row of every table, since SQLite's own tests check neither texts nor their meaning."""
+    """Check every row of every table. SQLite's own checks cover neither the texts nor their meaning."""
     for table, forms in TABLES.items():
         # Rows are fetched in batches, because a catalog of a million pieces would take gigabytes as one list.
         cursor = connection.execute(f"SELECT {', '.join(forms)} FROM {table}")  # noqa: S608 - names of the schema

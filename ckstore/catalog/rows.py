@@ -1,8 +1,8 @@
 """Make the rows of one checkpoint equal to its directory, in the caller's transaction.
 
-Rule C of the design: `set_checkpoint` is the only function that writes checkpoint rows. Uses are rows (checkpoint,
-blob), and a reference count is their number, so no code adds to or subtracts from a count. The time depends on the
-checkpoint, not on the number of checkpoints.
+`set_checkpoint` is the only function that makes rows of a checkpoint. Each use of a blob by a checkpoint is a row, and
+the reference count of a blob is the number of these rows, so no code changes a count. The time of `set_checkpoint`
+depends on the size of the checkpoint, not on the number of checkpoints.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def set_checkpoint(connection: sqlite3.Connection, key: CheckpointKey, found: Pu
             if tuple(said[: len(stamp)]) != stamp:  # the same checkpoint in another directory
                 _set_stamp(connection, checkpoint_id, stamp)
             return
-    # All rows of the key are removed, because a damaged index may have admitted two.
+    # All rows with the key are removed, because a damaged index may have admitted two rows.
     for row in rows:
         _remove_checkpoint(connection, row[0])
     if found is not None:
@@ -67,11 +67,12 @@ def set_checkpoint(connection: sqlite3.Connection, key: CheckpointKey, found: Pu
 
 
 def remove_wrong(connection: sqlite3.Connection) -> int:
-    """Remove each checkpoint's row that changed since it was written; return the number of these rows."""
+    """Remove the rows of `checkpoints` whose checksums are wrong, and return the number of these rows."""
     wrong = wrong_ids(connection)
     for checkpoint_id in wrong:
         _remove_checkpoint(connection, checkpoint_id)
-    # The uses of a row whose number has changed must not become those of the next row with that number.
+    # If the number of a row has changed, its uses still have the old number. They must not become uses of a later row
+    # with the old number.
     stray = "FROM uses WHERE checkpoint_id NOT IN (SELECT id FROM checkpoints)"
     connection.execute(f"INSERT OR IGNORE INTO candidates (blob_id) SELECT blob_id {stray}")
     connection.execute(f"DELETE {stray}")
@@ -79,13 +80,13 @@ def remove_wrong(connection: sqlite3.Connection) -> int:
 
 
 def wrong_ids(connection: sqlite3.Connection) -> list[int]:
-    """Return the id of each checkpoint's row that changed since it was written."""
+    """Return the row numbers of the rows of `checkpoints` whose checksums are wrong."""
     query = f"SELECT id FROM checkpoints NOT INDEXED WHERE NOT {IS_RIGHT}"  # noqa: S608
     return [number for (number,) in connection.execute(query).fetchall()]
 
 
 def _set_stamp(connection: sqlite3.Connection, checkpoint_id: int, stamp: tuple[int, int, int, int]) -> None:
-    """Record from which directory a row was made, and complete the row with its checksum."""
+    """Record the stamp of the directory from which a row was made, and set the checksum of the row."""
     changes = ", ".join(f"{name} = ?" for name in queries.STAMP.split(", "))
     connection.execute(f"UPDATE checkpoints SET {changes} WHERE id = ?", (*stamp, checkpoint_id))  # noqa: S608
     connection.execute(f"UPDATE checkpoints SET checksum = {CHECKSUM} WHERE id = ?", (checkpoint_id,))  # noqa: S608
@@ -113,7 +114,7 @@ def _described(found: Published) -> tuple[object, ...]:
 
 
 def row_count(manifest: Manifest) -> int:
-    """Return the maximum number of rows of a checkpoint."""
+    """Return the maximum number of rows that a checkpoint needs."""
     extents = sum(len(storage.extents) for storage in manifest.storages)
     return len(manifest.stored) + extents
 
@@ -140,7 +141,7 @@ def set_readings(connection: sqlite3.Connection, readings: Mapping[str, tuple[in
 
 
 def add_candidates(connection: sqlite3.Connection, blobs: Iterable[tuple[str, int]]) -> None:
-    """Insert rows for blobs, given as (digest, size), and make those without a use candidates for gc."""
+    """Insert rows for blobs, given as (digest, size), and make blobs without a use candidates for gc."""
     listed = sorted(set(blobs))
     connection.executemany("INSERT OR IGNORE INTO blobs (digest, nbytes) VALUES (?, ?)", listed)
     connection.executemany(
@@ -151,7 +152,7 @@ def add_candidates(connection: sqlite3.Connection, blobs: Iterable[tuple[str, in
 
 
 def forget(connection: sqlite3.Connection, digests: Iterable[str]) -> int:
-    """Delete the rows of those of the blobs that no checkpoint uses, and the rows of their pieces."""
+    """Delete the rows of the blobs that no checkpoint uses, and of their pieces. Return the number of these blobs."""
     cursor = connection.executemany(
         "DELETE FROM blobs WHERE digest = ? AND NOT EXISTS (SELECT 1 FROM uses u WHERE u.blob_id = blobs.id)",
         [(digest,) for digest in digests],
@@ -160,7 +161,7 @@ def forget(connection: sqlite3.Connection, digests: Iterable[str]) -> int:
 
 
 def set_blobs_listed(connection: sqlite3.Connection, boot_id: str) -> None:
-    """Record that every blob was listed since this start of the machine."""
+    """Record that all blobs were listed during the boot with this id."""
     connection.execute(
         "INSERT INTO store (id, uuid, blobs_listed) VALUES (1, '', ?)"
         " ON CONFLICT (id) DO UPDATE SET blobs_listed = excluded.blobs_listed",
@@ -170,7 +171,8 @@ def set_blobs_listed(connection: sqlite3.Connection, boot_id: str) -> None:
 
 def _remove_checkpoint(connection: sqlite3.Connection, checkpoint_id: int) -> None:
     connection.execute(
-        # This precedes the deletion of the row and its uses. Afterwards, it is unknown which blobs lost their last use.
+        # This must precede the deletion of the row and its uses. Afterwards, the blobs that lost their last use are
+        # unknown.
         "INSERT OR IGNORE INTO candidates (blob_id)"
         " SELECT mine.blob_id FROM uses AS mine WHERE mine.checkpoint_id = :id AND NOT EXISTS ("
         "  SELECT 1 FROM uses AS other"
@@ -210,14 +212,14 @@ class _Contents:
 
     @property
     def used_bytes(self) -> int:
-        if not self.pieces:  # an encoded blob or a base of a compacted checkpoint
+        if not self.pieces:  # an encoded blob, or a base of a compacted checkpoint
             return self.nbytes
         # Count the alignment of pieces in packs. Otherwise, a pack of one-element tensors would seem mostly dead.
         return min(self.nbytes, sum(-(-length // 64) * 64 for _, length in self.pieces.values()))
 
 
 def _contents(found: Published) -> list[_Contents]:
-    # Only local files count, because the bytes of remote-only blobs may be freed, and no save may find their pieces.
+    # Only local files count, because the bytes of remote-only blobs may be freed, so no save may find their pieces.
     stored = {file.digest: _Contents(file.digest, file.nbytes, {}) for file in found.local_files}
     manifest = found.manifest
     # Pieces in an encoded blob are skipped, because a save cannot reuse them.
@@ -230,7 +232,7 @@ def _contents(found: Published) -> list[_Contents]:
 
 
 def _insert_blobs(connection: sqlite3.Connection, checkpoint_id: int, found: Published) -> None:
-    blobs = sorted(_contents(found), key=lambda blob: blob.digest)  # so that index pages are not written at random
+    blobs = sorted(_contents(found), key=lambda blob: blob.digest)  # index pages are written in order, not at random
     connection.executemany(
         "INSERT INTO blobs (digest, nbytes, is_pack) VALUES (?, ?, ?)"
         " ON CONFLICT (digest) DO UPDATE SET nbytes = excluded.nbytes, is_pack = excluded.is_pack"
@@ -260,7 +262,7 @@ def _insert_pieces(connection: sqlite3.Connection, packs: list[_Contents], seque
     ]
     # In the order of the primary key, pages are filled one after another.
     rows.sort()
-    # The location in the newest checkpoint is kept, because it may have moved a piece out of a mostly dead pack.
+    # The location in the newest checkpoint is kept, because the piece may have been moved out of a mostly dead pack.
     connection.executemany(
         "INSERT INTO pieces (digest, blob_id, offset, nbytes, sequence) VALUES (?, ?, ?, ?, ?)"
         " ON CONFLICT (digest) DO UPDATE SET blob_id = excluded.blob_id, offset = excluded.offset,"

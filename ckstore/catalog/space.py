@@ -1,4 +1,4 @@
-"""Queries about space, each a function of an open connection: dead bytes, and blobs of single checkpoints."""
+"""Queries about used and dead bytes and unused blobs, each a function of an open connection."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ def dead_pack_bytes(connection: sqlite3.Connection, without: Collection[Checkpoi
     For each pack, the bound is its size minus the largest number of its bytes that a single checkpoint uses. The
     checkpoints in `without` count as dropped.
     """
-    # Without the condition, SQLite reads the greatest use of a pack from the index, however many checkpoints use it.
+    # If no checkpoint is left out, SQLite reads the greatest use of a pack from the index, however many checkpoints use
+    # the pack.
     but = f" AND u.checkpoint_id NOT IN ({_numbers(connection, without)})" if without else ""
     ((total,),) = connection.execute(
         "SELECT sum(b.nbytes - best) FROM ("  # noqa: S608 - numbers of rows
@@ -31,14 +32,14 @@ def dead_pack_bytes(connection: sqlite3.Connection, without: Collection[Checkpoi
 
 
 def used_bytes(connection: sqlite3.Connection) -> int:
-    """Return the size of all blobs that a checkpoint uses, each once."""
+    """Return the total size of the blobs that checkpoints use. Each blob counts once."""
     query = "SELECT sum(nbytes) FROM blobs b WHERE EXISTS (SELECT 1 FROM uses u WHERE u.blob_id = b.id)"
     ((total,),) = connection.execute(query).fetchall()
     return _total(total)
 
 
 def _total(total: int | None) -> int:
-    """Return a sum of sizes, checked. In SQL, the sum of no rows is NULL."""
+    """Check and return a sum of sizes. In SQL, the sum of no rows is NULL."""
     row_checks.sizes([total or 0])
     return total or 0
 
@@ -58,7 +59,7 @@ def _numbers(connection: sqlite3.Connection, places: Collection[CheckpointKey]) 
 
 
 def pack_uses(connection: sqlite3.Connection) -> list[tuple[CheckpointKey, str, int, int]]:
-    """Return key, digest, size and bytes used, for every pack that a checkpoint uses."""
+    """Return the key of the checkpoint, and the digest, size and used bytes of the pack, for each use of a pack."""
     rows = connection.execute(
         "SELECT c.run, c.step, c.directory, b.digest, b.nbytes, u.used_bytes"
         " FROM blobs b JOIN uses u ON u.blob_id = b.id"
@@ -79,7 +80,7 @@ def pack_uses(connection: sqlite3.Connection) -> list[tuple[CheckpointKey, str, 
 def without_use(
     connection: sqlite3.Connection, digests: Collection[str], *, without: Collection[CheckpointKey] = ()
 ) -> set[str]:
-    """Return the digests that no checkpoint uses, apart from those in `without`. Unknown digests are included."""
+    """Return the digests that no checkpoint uses, ignoring those in `without`. Unknown digests are included."""
     listed = _numbers(connection, without)
     used: set[str] = set()
     for marks, part in in_parts(sorted(set(digests))):

@@ -20,7 +20,7 @@ from ckstore_migrations import APPLICATION_ID, VERSION
 from ckstore_migrations.schema import is_schema_of
 
 SET_ASIDE_KEPT = 3
-"""The number of set-aside catalogs of each kind that are kept. Older ones are removed."""
+"""The number of set-aside catalogs of each kind that are kept. Older catalogs are removed."""
 
 Aside = Literal["damaged", "old"]
 
@@ -28,9 +28,9 @@ _OLDEST_SQLITE = (3, 37, 0)
 
 
 def create_or_migrate(path: Path, store: str, *, timeout_s: float) -> bool:
-    """Create the catalog, or update its schema. Return False if it was up to date, which is usual, and fast.
+    """Create the catalog, or update its schema. Return False if the catalog was up to date, which is usual and fast.
 
-    `store` is the uuid of the store that the catalog records, or empty.
+    `store` is the uuid of the store, which a new catalog records. It is empty if the uuid is unknown.
     """
     # Most openings find a current catalog, and need no lock. Errors are handled below.
     with contextlib.suppress(CkstoreError), connections.reading(path):
@@ -42,16 +42,17 @@ def create_or_migrate(path: Path, store: str, *, timeout_s: float) -> bool:
 
 
 def replace(path: Path, store: str, *, timeout_s: float) -> Path | None:
-    """Set the catalog aside in any state, and create an empty one, under one lock. Return the old one's new path.
+    """Set the catalog aside, whatever its state, and create an empty catalog under the same lock.
 
-    A catalog that a newer ckstore made is not changed.
+    Return the new path of the old catalog, or None if there was no catalog. If a newer ckstore made the catalog, raise
+    `NewerFormat` and change nothing.
     """
     _check_sqlite()
     deadline = time.monotonic() + timeout_s
     with connections.locked(path, timeout_s=timeout_s):
         aside = None
         if os.path.lexists(path):
-            # The catalog of a newer ckstore may have data that this ckstore does not know, so it is kept.
+            # A catalog of a newer ckstore is kept, because it may have data that this ckstore does not know.
             _refuse_newer(path)
             aside = _move_aside(path, "old")
         _create_or_migrate(path, store, deadline)
@@ -81,7 +82,7 @@ def _create_or_migrate(path: Path, store: str, deadline: float) -> bool:
             raise unavailable(path, f"does not have the schema of version {version}", "damaged")
         connections.prepare_to_write(connection)
         with connections.transaction(connection):
-            # All steps are in one transaction, so that a process that dies leaves the old or the new schema.
+            # All steps are in one transaction, so that a process that dies leaves either the old or the new schema.
             _apply(connection, store)
             if not is_schema_of(connection, VERSION):  # otherwise, the next opening would report damage
                 found = "cannot be made: this SQLite writes a schema that ckstore does not know"
@@ -91,10 +92,10 @@ def _create_or_migrate(path: Path, store: str, deadline: float) -> bool:
 
 
 def set_aside(path: Path, *, timeout_s: float) -> Path | None:
-    """Move a damaged catalog away; return its new path, or None if it is intact."""
+    """Rename a damaged catalog, and return its new path, or None if the catalog is intact or missing."""
     with connections.locked(path, timeout_s=timeout_s):
-        # The catalog is checked again under the lock. If two processes saw the damage, the second must not move the new
-        # catalog away.
+        # The catalog is checked again under the lock. If two processes saw the damage, the second one must not rename
+        # the new catalog.
         if not os.path.lexists(path) or not problems(path, thorough=True):
             return None
         return _move_aside(path, "damaged")
@@ -132,7 +133,7 @@ def problems(path: Path, *, thorough: bool = False) -> list[str]:
 def _make_file(path: Path) -> None:
     if os.path.lexists(path):
         return
-    # The log of a catalog that was removed must not become part of the new one.
+    # The log of a removed catalog must not become part of the new catalog.
     if any(os.path.lexists(f"{path}{suffix}") for suffix in SUFFIXES):
         _move_aside(path, "old")
     try:
@@ -149,8 +150,8 @@ def _apply(connection: sqlite3.Connection, store: str) -> None:
 
     from ckstore_migrations import apply
 
-    # Outside a transaction, sqlite-utils would begin a deferred one, which fails if another process writes first. Here,
-    # it uses savepoints inside this transaction. Plugins of the user's environment are disabled.
+    # This runs in a transaction, in which sqlite-utils uses savepoints. Otherwise, sqlite-utils would begin a deferred
+    # transaction, which fails if another process writes first. Plugins of the user's environment are disabled.
     database = Database(connection, execute_plugins=False, recursive_triggers=False)
     apply(database)
     if store:
@@ -159,15 +160,15 @@ def _apply(connection: sqlite3.Connection, store: str) -> None:
             " ON CONFLICT (id) DO UPDATE SET uuid = excluded.uuid WHERE uuid = ''",
             (store,),
         )
-    # The version is set last, so that a file with it has everything that precedes it in the transaction.
+    # The version is set last, so that a file with this version has all preceding changes of the transaction.
     connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
     connection.execute(f"PRAGMA user_version={VERSION}")
 
 
 def _move_aside(path: Path, kind: Aside) -> Path:
-    """Rename the catalog and its log, durably, and remove the oldest ones set aside. The flock must be held."""
+    """Rename the catalog and its log durably, and remove the oldest set-aside catalogs. The flock must be held."""
     # The database is renamed first. If the process then dies, it leaves a log without a database, which `_make_file`
-    # never uses for the next catalog. A database without its log could seem intact, although a change is incomplete.
+    # never uses for the next catalog. A database without its log could seem intact, although changes are missing.
     try:
         numbers = _numbers_aside(path, kind)
         aside = path.with_name(f"{path.name}.{kind}-{max(numbers, default=0) + 1}")
@@ -175,7 +176,8 @@ def _move_aside(path: Path, kind: Aside) -> Path:
             with contextlib.suppress(FileNotFoundError):
                 # Files are renamed instead of removed, so that a user can examine the damage.
                 links.rename(f"{path}{suffix}", f"{aside}{suffix}")
-        # This must be durable before a new catalog is created. A power cut must not restore the old log next to it.
+        # The renames must be durable before a new catalog is created. A power cut must not restore the old log next to
+        # the new catalog.
         files.sync_directory(path.parent)
         for number in sorted(numbers, reverse=True)[SET_ASIDE_KEPT - 1 :]:
             for suffix in ("", *SUFFIXES):

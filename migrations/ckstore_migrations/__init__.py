@@ -1,11 +1,11 @@
-"""The schema of the catalog, as steps that are only ever added.
+"""The schema of the catalog, as a list of steps that create and change it.
 
 A released step is never edited. A change is a new step at the end of `STEPS`. Each step is a function of an open
-`sqlite_utils.Database`. It runs in the transaction of its caller, so it must not use `executescript`, which would
-commit. The number in its name is the value of `PRAGMA user_version` after it.
+`sqlite_utils.Database`. A step runs in the transaction of its caller, so it must not use `executescript`, which would
+commit. The number in the name of a step is the value of `PRAGMA user_version` after the step.
 
-This package imports nothing of ckstore, and sqlite-utils only to apply steps, so a reader that only needs `VERSION`
-starts without it.
+This package does not import ckstore. It imports sqlite-utils only to apply steps, so that a reader that only needs
+`VERSION` starts fast.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ APPLICATION_ID = 0x636B7374
 STEPS: tuple[Callable[[Database], None], ...] = (m0007_tables, m0008_health)
 VERSION = FIRST + len(STEPS) - 1
 
-# The table and the index of sqlite-utils. They are created here, so that the schema is the same with all its versions.
+# The table and the index of sqlite-utils. This package creates them, so that the schema does not depend on the version
+# of sqlite-utils.
 _APPLIED = (
     """CREATE TABLE IF NOT EXISTS "_sqlite_migrations" (
    "id" INTEGER PRIMARY KEY,
@@ -44,8 +45,8 @@ _APPLIED = (
 
 def apply(database: Database, count: int | None = None) -> None:
     """Apply the steps that a catalog lacks. With `count`, apply only those among the first `count` steps."""
-    # This precedes the same statements of sqlite-utils, whose text differs between versions. The schema is compared as
-    # text.
+    # sqlite-utils would create the same table and index, but its statements differ between versions, and the schema is
+    # compared as text.
     for statement in _APPLIED:
         database.execute(statement)
     # sqlite-utils cannot stop after a number of steps, only before a step with a given name.

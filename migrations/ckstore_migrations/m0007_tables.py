@@ -1,4 +1,4 @@
-"""The schema: checkpoints, blobs, uses, candidates for gc, pieces, tags, the store, readings, and views for people.
+"""The schema: checkpoints, blobs, uses, candidates for gc, pieces, tags, the store, readings, and views for users.
 
 Reference counts are not stored, because they are the number of rows in `uses`. Sizes are in bytes.
 """
@@ -57,13 +57,13 @@ _TABLES = (
     ) STRICT, WITHOUT ROWID
     """,
     "CREATE INDEX uses_by_blob ON uses (blob_id, used_bytes)",
-    # Blobs that gc should check. This is a hint, which may have too many blobs. `uses` decides.
+    # Blobs that gc should check. Some of them may be in use, so gc checks `uses`.
     """
     CREATE TABLE candidates (
         blob_id INTEGER PRIMARY KEY REFERENCES blobs (id) ON DELETE CASCADE
     ) STRICT
     """,
-    # Pieces that share a blob with others. A piece that is a whole blob is only in `blobs`.
+    # Pieces that share a blob with other pieces. A piece that is a whole blob is only in `blobs`.
     """
     CREATE TABLE pieces (
         digest TEXT NOT NULL PRIMARY KEY,
@@ -83,7 +83,7 @@ _TABLES = (
     ) STRICT, WITHOUT ROWID
     """,
     "CREATE INDEX tags_by_checkpoint ON tags (run, directory)",
-    # The store of this catalog. Without this table, a catalog outside its store could be used for two stores.
+    # The store of this catalog. Without this table, a catalog outside its store could be used for another store.
     """
     CREATE TABLE store (
         id INTEGER PRIMARY KEY CHECK (id = 1), -- one row

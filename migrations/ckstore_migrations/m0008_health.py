@@ -1,4 +1,4 @@
-"""The health of the tensors of a checkpoint: why it is unhealthy, and which parts no longer change."""
+"""The column for the health of a checkpoint: the reason why it is unhealthy, and the parts that no longer change."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def m0008_health(db: Database) -> None:
-    """Add the column and delete the rows of checkpoints. The next opening adds them again from their manifests."""
+    """Add the column and delete the rows of checkpoints. The next opening adds the rows again from the manifests."""
     # The checksums of the rows do not cover the new column, so no row is valid any more.
     db.execute("DELETE FROM uses")
     db.execute("DELETE FROM checkpoints")

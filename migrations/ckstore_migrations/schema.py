@@ -1,9 +1,9 @@
-"""The exact schema after each step. A catalog with another schema is not read, since it could contain anything.
+"""Check that a catalog has exactly the schema that the steps make. A catalog with another schema is not read.
 
-Reading a view in place of a table may never end. A trigger, a generated column or an index of an expression runs code
-of another author. So the text of the schema is compared before a statement uses a table.
+In a forged schema, reading a view in place of a table may never end. A trigger, a generated column or an index of an
+expression would run code of the forger. So the text of the schema is compared before a statement uses a table.
 
-After adding a step, ``python -m ckstore_migrations.schema`` prints the new value of `DIGESTS`.
+If you add a step, ``python -m ckstore_migrations.schema`` prints the new value of `DIGESTS`.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ DIGESTS: tuple[str, ...] = (
 
 
 def is_schema_of(connection: sqlite3.Connection, version: int) -> bool:
-    """Whether a database has the schema of the steps up to `version`, or is empty if it is 0."""
+    """Whether a database has the schema of the steps up to `version`, or is empty if `version` is 0."""
     wanted = {0: _digest(()), **{FIRST + i: digest for i, digest in enumerate(DIGESTS)}}
     return digest_of(connection) == wanted.get(version)
 
 
 def digest_of(connection: sqlite3.Connection) -> str:
-    """Return the digest of the schema of a database: everything in `sqlite_schema` except the page numbers.
+    """Return the digest of the schema of a database.
 
-    The page numbers differ between files with the same schema.
+    It covers everything in `sqlite_schema` except the page numbers, which differ between files with the same schema.
     """
     return _digest(tuple(connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_schema").fetchall()))
 
 
 def digests() -> Iterator[str]:
-    """Make the schema step by step; yield the digest after each."""
+    """Create the schema step by step, and yield its digest after each step."""
     from sqlite_utils import Database
 
     from ckstore_migrations import STEPS, apply
@@ -53,7 +53,7 @@ def digests() -> Iterator[str]:
             yield digest_of(connection)
 
 
-@lru_cache(maxsize=4)  # catalogs have the same schema, and hashing it takes a fifth of the time of opening one
+@lru_cache(maxsize=4)  # catalogs have the same schema, and hashing takes a fifth of the time of opening a catalog
 def _digest(rows: tuple[tuple[Any, ...], ...]) -> str:
     digest: str = _sha256()(repr(sorted(rows, key=repr)).encode("utf-8", "surrogatepass")).hexdigest()
     return digest
@@ -61,8 +61,8 @@ def _digest(rows: tuple[tuple[Any, ...], ...]) -> str:
 
 @cache
 def _sha256() -> Callable[[bytes], Any]:
-    # Like `random` of Python, this avoids `hashlib`, which loads OpenSSL and takes 2 ms of a command. The result is
-    # cached, because searching for a missing module takes a quarter of the time of opening the catalog.
+    # Like `random` of Python, this function avoids `hashlib`, which loads OpenSSL and takes 2 ms of a command. The
+    # result is cached, because searching for a missing module takes a quarter of the time of opening the catalog.
     for lean in ("_sha2", "_sha256"):
         try:
             found: Callable[[bytes], Any] = import_module(lean).sha256
