@@ -72,7 +72,7 @@ class Catalog:
     ) -> None:
         """Make the rows of checkpoints equal to their directories, in one transaction.
 
-        Calls may be repeated, delayed or omitted, because each call reads the directories again. `look` and `tags` are
+        Calls may be repeated, delayed or omitted, because the directories are authoritative. `look` and `tags` are
         called inside the transaction, and must not use the catalog. If one of them raises, the transaction is rolled
         back.
 
@@ -129,8 +129,8 @@ class Catalog:
     def remove_wrong(self, *, timeout_s: float) -> int:
         """Remove the rows of checkpoints whose checksums are wrong, and return the number of these rows.
 
-        It is unknown which checkpoints had these rows. They must be entered again from their directories, like any
-        checkpoint without a row.
+        It is unknown which checkpoints had these rows. Like any checkpoint without a row, these checkpoints must be
+        entered again from their directories.
         """
         from ckstore.catalog import rows
 
@@ -184,8 +184,8 @@ class Catalog:
     def orders(self, *, places: Iterable[CheckpointKey] | None = None, beyond: int | None = None) -> CatalogListing:
         """Return the checkpoints in the catalog with their sequence numbers, unordered.
 
-        If `places` is given, only these checkpoints are returned. If `beyond` is given, only those with greater
-        sequence numbers.
+        If `places` is given, only the checkpoints at these places are returned. If `beyond` is given, only checkpoints
+        with greater sequence numbers are returned.
         """
         with reading(self.path) as connection:
             if beyond is not None:

@@ -22,8 +22,8 @@ them has a trigger, a foreign view or a virtual table, and `ckstore_migrations.s
 SQLite replays the journal files of a database. A rollback journal can name a *super-journal* at its end, and SQLite
 deletes this file, wherever it is. ckstore never writes a super-journal. So this module does not open a catalog with a
 set of files that ckstore would not have left. Such a catalog is set aside and rebuilt. Between this check and the
-opening by SQLite, another user could swap a file, but only in a directory to which this user may write. No catalog is
-in such a directory. In a store of a group, each user's catalog is in that user's own directory.
+opening by SQLite, another user could swap a file, but only in a directory to which that user may write. No catalog is
+in such a directory. In a store that a group of users shares, each user's catalog is in that user's own directory.
 
 The format of the journal is documented in section 3 of sqlite.org/fileformat2.html, and in `readSuperJournal` of
 SQLite's pager.c.
@@ -133,7 +133,7 @@ _HINTS: dict[CatalogProblem, str] = {
 
 
 def unavailable(path: Path, found: str, why: CatalogProblem) -> CatalogUnavailable:
-    """Return the error for the catalog at `path`. `found` is the rest of its sentence, after the path."""
+    """Return the error for the catalog at `path`. `found` completes the message after the path."""
     return CatalogUnavailable(f"the catalog {path} {found}", why=why, hint=_HINTS[why])
 
 

@@ -1,6 +1,6 @@
 """Queries of the catalog, each a function of an open connection.
 
-This module imports few others, so that commands that list checkpoints start fast. Results have the form that
+This module imports few other modules, so that commands that list checkpoints start fast. Results have the form that
 `row_checks` requires. Otherwise, the query raises `row_checks.NotOfItsForm`.
 
 SQLite accepts any bytes as text, but Python's module refuses strings with lone surrogates, which messages may have.
@@ -33,7 +33,7 @@ _PARAMETERS = 500
 T = TypeVar("T")
 
 decode_text = functools.partial(str, encoding="utf-8", errors="surrogatepass")
-"""The `text_factory` of a connection that reads texts that `encode_text` encoded."""
+"""The `text_factory` of a connection, for texts that `encode_text` encoded."""
 
 # Members are sorted as in a manifest, so that a save and a later reading of the directory make equal rows.
 _compact = json.JSONEncoder(separators=(",", ":"), allow_nan=False, sort_keys=True).encode
@@ -175,7 +175,7 @@ def decode_stamps(*columns: Sequence[int]) -> Iterator[Stamp]:
 
 
 def in_parts(items: Sequence[T]) -> Iterator[tuple[str, Sequence[T]]]:
-    """Yield batches of `items`, each for one statement, with its placeholders ``(?, ?, ...)`` before it."""
+    """Yield pairs of placeholders ``(?, ?, ...)`` and a batch of `items`, each pair for one statement."""
     for at in range(0, len(items), _PARAMETERS):
         part = items[at : at + _PARAMETERS]
         yield f"({', '.join('?' * len(part))})", part
@@ -281,9 +281,9 @@ def counts(connection: sqlite3.Connection) -> dict[str, int]:
 
 
 def chosen(connection: sqlite3.Connection, run: str, *, newest: int, off_every: int) -> CatalogListing:
-    """Return the `newest` latest checkpoints of `run`, and all whose step is not a multiple of `off_every`.
+    """Return the last `newest` checkpoints of `run`, and all whose step is not a multiple of `off_every`.
 
-    The result has the form of that of `listing`.
+    The result has the same form as that of `listing`.
     """
     last = f"{_LISTED} WHERE run = ? ORDER BY sequence DESC, created DESC, manifest_id DESC LIMIT ?"
     off = f"{_LISTED} WHERE run = ? AND step % ? <> 0"
@@ -431,7 +431,7 @@ def oldest_reading(
 ) -> tuple[int, int, int | None]:
     """Return the number of blobs of a checkpoint, the number of blobs never read, and the time of the oldest reading.
 
-    If `place` is None, the blobs of all checkpoints are counted. Readings after `now_ns` are ignored.
+    Without a `place`, the blobs of all checkpoints are counted. Readings after `now_ns` are ignored.
     """
     used = "SELECT u.blob_id FROM uses u"
     if place is not None:

@@ -80,7 +80,10 @@ def pack_uses(connection: sqlite3.Connection) -> list[tuple[CheckpointKey, str, 
 def without_use(
     connection: sqlite3.Connection, digests: Collection[str], *, without: Collection[CheckpointKey] = ()
 ) -> set[str]:
-    """Return the digests that no checkpoint uses, ignoring those in `without`. Unknown digests are included."""
+    """Return the digests that no checkpoint uses. Unknown digests are included.
+
+    The checkpoints in `without` count as dropped.
+    """
     listed = _numbers(connection, without)
     used: set[str] = set()
     for marks, part in in_parts(sorted(set(digests))):

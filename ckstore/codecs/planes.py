@@ -25,7 +25,7 @@ _own = threading.local()
 
 
 def scratch(name: str, count: int, dtype: np.dtype[Any]) -> Unsigned:
-    """Return memory of this thread for `count` elements, at most a tile. A call with the same name returns it again."""
+    """Return memory of this thread for `count` elements, at most a tile. Calls with one name share the memory."""
     import numpy as np
 
     held = getattr(_own, name, None)

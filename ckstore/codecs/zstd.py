@@ -59,7 +59,7 @@ def _compressors(bits: int) -> tuple[zstandard.ZstdCompressor, ...]:
         _own.compressors = {}
     if bits not in _own.compressors:
         package = _package()
-        # zstd chooses parameters by the size of its input. A sample must be compressed with those of the whole data.
+        # zstd chooses parameters by the size of its input. A sample needs the parameters of the whole data.
         parameters = partial(package.ZstdCompressionParameters.from_level, _LEVEL, source_size=2**bits - 1)
         _own.compressors[bits] = tuple(
             package.ZstdCompressor(compression_params=one) for one in (parameters(**_FEW_MATCHES), parameters())

@@ -1,4 +1,4 @@
-"""Read the value of a file like `torch.load` with ``weights_only=True`` or safetensors, without running its code.
+"""Read the value of a file, like `torch.load(weights_only=True)` or safetensors, without running code of the file.
 
 Each tensor is a view of a range of the file, and this range is not read. An object of an unknown class in a pickle
 becomes an `Unknown` at its place in the value.

@@ -1,7 +1,8 @@
-"""The opcodes of a pickle, and descriptions of its values other than plain Python values, which are never created.
+"""The opcodes of a pickle, and descriptions of its values other than plain Python values.
 
-This module uses the table of opcodes in Python's pickletools, but not pickletools.genops. That function decodes all
-arguments, some of them with a DeprecationWarning, and creates integers of any number of digits.
+The described values are never created. This module uses the table of opcodes in Python's pickletools, but not
+pickletools.genops. That function decodes all arguments, some of them with a DeprecationWarning, and creates integers of
+any number of digits.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Compute the results of Python and NumPy functions that a pickle names, without importing or calling these functions.
 
 The functions are those that the weights-only unpickler of torch 2.13 knows, and a few other safe ones, for arrays and
-scalars of NumPy. The result for arguments that do not fit is None. The behaviour follows
+scalars of NumPy. The functions of this module return None if arguments do not fit. Their behaviour follows
 torch/_weights_only_unpickler.py and numpy/_core.
 """
 

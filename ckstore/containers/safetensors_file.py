@@ -1,9 +1,9 @@
-"""Read the header of a safetensors file with stricter checks than the safetensors library, and no tensor data.
+"""Read the header of a safetensors file, with stricter checks than the safetensors library.
 
-The library accepts every file that this module accepts, and reads it in the same way. The library also accepts files
-with repeated or unnecessary members. The header is not parsed as general JSON. A tree of lists, a number with a million
-digits or an array of a million sizes is refused at its beginning, so the cost of reading a header is limited by its
-length. https://github.com/huggingface/safetensors defines the format in "Format".
+No tensor data is read. The library accepts every file that this module accepts, and reads it in the same way. The
+library also accepts files with repeated or unnecessary members. The header is not parsed as general JSON. A tree of
+lists, a number with a million digits or an array of a million sizes is refused at its beginning, so the cost of reading
+a header is limited by its length. https://github.com/huggingface/safetensors defines the format in "Format".
 """
 
 from __future__ import annotations

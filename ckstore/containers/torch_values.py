@@ -1,7 +1,7 @@
 """Compute the results of the functions that torch.save names in a pickle, without calling these functions.
 
-The result for arguments that do not fit is None. The behaviour follows torch/_utils.py, torch/_tensor.py and
-torch/serialization.py of torch 2.13.
+The functions of this module return None if arguments do not fit. Their behaviour follows torch/_utils.py,
+torch/_tensor.py and torch/serialization.py of torch 2.13.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def _rebuild_sparse(args: tuple[Any, ...]) -> Any:
 
 
 def _layout(args: tuple[Any, ...]) -> Any:
-    """Return a layout by its name. Only sparse tensors use it."""
+    """Return a layout by its name. Only sparse tensors use layouts."""
     return Unknown(args[0]) if len(args) == 1 and type(args[0]) is str else None
 
 
@@ -209,7 +209,7 @@ def reduced(function: Any, args: Any) -> Any:
         return function if type(function) is Unknown else Unknown("a call of something that is not a function")
     make = FUNCTIONS.get(function)
     if make is None:
-        # An object whose class does not define how it is pickled is made by `copyreg._reconstructor`.
+        # `copyreg._reconstructor` makes objects of classes that do not define how they are pickled.
         is_object = str(function) == "copyreg._reconstructor" and type(args) is tuple and len(args) == 3
         if not is_object or type(args[0]) is not Global:
             return Unknown(str(function))

@@ -59,7 +59,7 @@ def name_tensors(file: RandomAccess, folder: bytes, spans: Mapping[bytes, Span])
 
 
 def read_archive(file: RandomAccess, folder: bytes, spans: Mapping[bytes, Span]) -> Any:
-    """Return the value of the pickle of the archive."""
+    """Return the value of the pickle in an archive."""
     span = spans.get(folder + b"/byteorder")
     # In an archive without the record `byteorder`, numbers are little-endian.
     if span is not None and (found := _read(file, span, _BYTE_ORDER_MAX_BYTES)) != b"little":

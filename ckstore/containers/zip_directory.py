@@ -128,7 +128,7 @@ def _find_directory(file: RandomAccess) -> _Directory:
 
 
 def _read_end64(file: RandomAccess, end: int) -> tuple[int, ...] | None:
-    """Return the start and the values of the zip64 part that ends before byte `end`, or None if there is none."""
+    """Return the start and the values of the zip64 part that ends before byte `end`, or None without such a part."""
     at = end - _LOCATOR.size
     if at < _END64.size:
         return None

@@ -13,9 +13,10 @@ _BLOCK_ELEMENTS = 2**20
 
 
 def largest_difference(before: Any, after: Any) -> Difference | None:
-    """Return the largest absolute and relative difference of two floating or complex tensors or arrays of one shape.
+    """Return the largest absolute and relative difference of two floating or complex tensors or arrays.
 
-    The elements are compared in float64 or complex128, block by block. Two NaNs count as equal. The difference between
+    Both must have the same shape.
+    Elements are compared in float64 or complex128, block by block. Two NaNs count as equal. The difference between
     a NaN or an infinity and another value is infinite.
 
     Returns:

@@ -60,7 +60,7 @@ class Most(NamedTuple):
 
 
 def capture_described(state: object, places: Mapping[type, Place], most: Most) -> tuple[Captured, list[CannotStore]]:
-    """Capture a described state. Also return an error for each refused value; the nodes of these values are null.
+    """Return the captured form of a described state, and an error for each refused value, whose node is null.
 
     Args:
         state: Containers and plain values of Python, and descriptions.

@@ -73,7 +73,7 @@ def is_module(value: object) -> bool:
 
 
 def is_optimizer(value: object, *, own_load: bool = False) -> bool:
-    """Whether `value` is a torch optimizer. Unless `own_load` is set, its `load_state_dict` must be torch's own."""
+    """Whether `value` is a torch optimizer. Unless `own_load` is true, its `load_state_dict` must be torch's own."""
     kind: Any = getattr(sys.modules.get("torch.optim"), "Optimizer", None)
     if kind is None or not isinstance(value, kind):
         return False

@@ -17,7 +17,7 @@ PLACE_BYTES = 64
 
 @dataclass(frozen=True, slots=True)
 class KeptSpan:
-    """A range of bytes of live memory that is kept."""
+    """A range of bytes in live memory that is kept in a storage."""
 
     # `start` and `stop` are offsets in the live memory, in bytes.
     start: int
@@ -27,7 +27,7 @@ class KeptSpan:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Memory of the process that has only the elements of one tensor or array, without gaps."""
+    """Contiguous memory with exactly the elements of one tensor or array."""
 
     address: int  # address of its first byte
     nbytes: int  # its size
@@ -40,7 +40,7 @@ def row_major(shape: Sequence[int]) -> tuple[int, ...]:
     step = 1
     for size in reversed(shape):
         strides.append(step)
-        # Like torch, count a size of 0 as 1. Otherwise, all strides before it would be 0.
+        # Like torch, count a size of 0 as 1. Otherwise, the strides of all dimensions before it would be 0.
         step *= size or 1
     return tuple(strides[::-1])
 

@@ -1,8 +1,7 @@
 """Convert a state into nodes, leaves and byte sources, as defined in docs/format/v1.md ("Leaves", "Names", "Nodes").
 
-The conversion does not read bytes and usually does not copy them, because the sources share the memory of the live
-values. It need not import torch or NumPy. A state can only contain values of a library that another module has
-imported.
+This module does not read bytes and usually does not copy them, because the sources share the memory of the live values.
+It need not import torch or NumPy, because a state can only contain values of a library that is already imported.
 """
 
 from __future__ import annotations
@@ -122,7 +121,7 @@ class Walk:
         self._owners: list[type] = []  # the classes of the objects whose `state_dict` is being walked
         self._open: set[int] = set()
         self._optimizer_state: str | tuple[()] = ()  # the prefix of all paths in the state of the latest optimizer
-        # Classes whose tensors have no parts. With this set, not each of tens of thousands of tensors is checked.
+        # Classes whose tensors have no parts. This set saves a check of each of tens of thousands of tensors.
         self._tensor_kinds: set[type] = set()
         self._admission: Admission | None = None
         self._tensors: dict[int, list[tuple[int, Admitted]]] = {}

@@ -254,7 +254,7 @@ class _Building:
             return node
         if tag == "leaf":
             return self._leaf(node[1])
-        if tag == "float":  # most plain values, such as learning rates and losses
+        if tag == "float":  # checked early, because most plain values are floats
             return decode_float(node[1])
         if tag == "enum":
             return named_objects.member_of(node[1], node[2], path or self._within)

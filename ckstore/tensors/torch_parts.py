@@ -97,7 +97,7 @@ def put_together(kind: str, tensors: Mapping[str, object], extra: Any, path: str
 
 
 def _has_protocol(kind: Any) -> bool:
-    """Whether a class supports torch's protocol for subclasses, by which a tensor is split into parts."""
+    """Whether a class supports torch's protocol for subclasses, which splits a tensor into parts."""
     if not isinstance(kind, type) or not issubclass(kind, torch.Tensor):
         return False
     return hasattr(kind, "__tensor_flatten__") and hasattr(kind, "__tensor_unflatten__")

@@ -222,7 +222,7 @@ class _Compiled:
 
 
 def _compile() -> None:
-    # `_Compiled._try` raises the same error again, and logs it.
+    # The same error occurs again in `_Compiled._try`, which logs it.
     with suppress(Exception):
         from ckstore.tensors.device import kernel
 
@@ -239,5 +239,5 @@ def prepare(timeout_s: float) -> None:
 
 
 def compiled(timeout_s: float) -> tuple[Kernel | None, str]:
-    """Return the kernel, or None and the reason if it is not available in time. For tests and measurements."""
+    """Return the kernel, or None and the reason if it is not available in time. Tests and measurements call this."""
     return _compiled.get(timeout_s), _compiled.why_not

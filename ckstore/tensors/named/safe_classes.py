@@ -2,7 +2,7 @@
 
 A manifest may be from an untrusted source. Therefore, a name in a manifest is only looked up among the classes and
 functions that this program has allowed. The name of an enumeration is also looked up in the modules that this program
-has imported. A name can only cause the import of three modules of Python (argparse, collections, types), and runs no
+has imported. A name can only cause the import of three modules of Python (argparse, collections, types), and cannot run
 other code. This module does not import torch.
 """
 
@@ -31,10 +31,10 @@ _allowed: dict[str, Any] = {}
 def add_safe_globals(safe_globals: Iterable[Any]) -> None:
     """Allow classes and functions in states, such as dataclasses, named tuples, and subclasses of Tensor.
 
-    A load creates objects of these classes from the fields in a checkpoint, without calling ``__init__``. It returns an
-    allowed function without calling it. Classes and functions passed to `torch.serialization.add_safe_globals` are also
-    allowed. Calling this function does not change the behaviour of `torch.load`. Any thread may call it, any number of
-    times.
+    A load creates objects of these classes from the fields in a checkpoint, without calling ``__init__``. Allowed
+    functions are returned, but not called. Classes and functions passed to `torch.serialization.add_safe_globals` are
+    also allowed. A call of `ckstore.add_safe_globals` does not change the behaviour of `torch.load`. Any thread may
+    call it, any number of times.
 
     Args:
         safe_globals: Classes and functions. An item may also be a pair: a class or function, and the name under which

@@ -35,7 +35,7 @@ class Load:
 
 
 def advice(load: Load) -> list[str]:
-    """Return changes that make the load fit, the most certain first. If there are none, return how to list names."""
+    """Return changes that make the load fit, the most certain first. If no change helps, return how to list names."""
     renaming, rename, left = _renaming(load)
     loads_some = (load.fits_somewhere or left is not load.found) and not left.strangers
     differ = (left.missing or left.unexpected or left.mismatched) and not left.partial

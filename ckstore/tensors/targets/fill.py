@@ -124,7 +124,7 @@ class Filling:
         return True
 
     def fill_part(self, storage: int, start: int, data: memoryview) -> None:
-        """Copy bytes of a storage, from `start` on, to the target. They must begin and end at element boundaries."""
+        """Copy bytes of a storage, from `start` on, to the target. The bytes must be whole elements."""
         for index in self._copied[storage]:
             leaf = self._leaves[index]
             low, high = max(start, leaf.offset), min(start + len(data), leaf.offset + _elements_bytes(leaf))

@@ -16,7 +16,7 @@ from ckstore.tensors.targets import torch_targets
 
 _PLAIN_LOAD = torch.nn.Module._load_from_state_dict  # noqa: SLF001 - the documented method to override for custom loading
 _NORM_LOADS = {_NormBase._load_from_state_dict, _InstanceNorm._load_from_state_dict}  # noqa: SLF001
-"""Methods that load like that of any module, unless the names differ, as in states from old versions of torch."""
+"""Methods that load like `_PLAIN_LOAD`, unless the names differ, as in states from old versions of torch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +112,8 @@ def _visit(parts: ModuleParts, part: Any, prefix: str, found: Mapping[str, set[s
     tensors = [*part._parameters.items(), *(one for one in part._buffers.items() if one[0] not in passing)]  # noqa: SLF001
     own = {f"{prefix}{name}": StateSlot(part, name, value) for name, value in tensors if value is not None}
     parts.places |= own
-    # The hook of such a wrapper only removes its name from keys. As a loader, the wrapper would need a copy of all its
-    # tensors, which may be those of the whole model.
+    # The hook of this wrapper only removes the wrapper's name from keys. As a loader, the wrapper would need a copy of
+    # all its tensors, which may be those of the whole model.
     if not inside and _is_checkpoint_wrapper(part):
         wrapped = ModuleParts(loaded_by_loaders=parts.loaded_by_loaders)
         _visit(wrapped, part._checkpoint_wrapped_module, prefix, found)  # noqa: SLF001

@@ -30,7 +30,7 @@ def can_be_filled(target: torch.Tensor) -> bool:
 
 
 def can_copy(target: torch.Tensor) -> bool:
-    """Whether `copy_` probably can copy the values of a plain tensor into `target`, which is of a custom class."""
+    """Whether `copy_` can probably copy the values of a plain tensor into `target`, which has a custom class."""
     if hasattr(target, "placements") or target.layout is not torch.strided or target.is_meta:
         return False
     return not may_overlap(target.shape, target.stride())
@@ -86,7 +86,7 @@ def describe(target: torch.Tensor) -> str:
 
 
 def region(target: torch.Tensor, leaf: LeafRecord) -> Region | None:
-    """Return the memory of the elements of `target`, if its layout is that of the leaf, to be filled directly.
+    """Return the memory of the elements of `target` for a direct read, if `target` has the layout of the leaf.
 
     Args:
         target: A tensor that can be filled, and takes the leaf.
@@ -181,7 +181,7 @@ def fill_part(target: torch.Tensor, leaf: LeafRecord, start: int, data: memoryvi
 
 
 def _axes(leaf: LeafRecord) -> tuple[int, ...] | None:
-    """Return the order of axes in which a leaf is row-major without gaps, or None if there is none."""
+    """Return the order of axes in which a leaf is row-major without gaps, or None for other leaves."""
     if leaf.strides is None:
         return tuple(range(len(leaf.shape)))
     strides = leaf.strides
@@ -206,7 +206,7 @@ def empty_like_meta(target: torch.Tensor) -> torch.Tensor:
 
 
 def as_parameter_of(target: torch.Tensor, value: object) -> object:
-    """Return `value`, or a parameter of it with the `requires_grad` of `target` if `target` is a parameter."""
+    """Return `value`. If `target` is a parameter, return it as a parameter with the same `requires_grad`."""
     if isinstance(target, torch.nn.Parameter) and isinstance(value, torch.Tensor):
         return torch.nn.Parameter(value, requires_grad=target.requires_grad)
     return value
