@@ -1,4 +1,4 @@
-"""System calls, one module for each family. Almost all changes of files are made here.
+"""Make system calls, with one module for each family of calls. Almost all code that changes files is here.
 
 Callers import the modules and call `files.create_blob(...)` or `links.link(...)`, so that tests can replace a function.
 

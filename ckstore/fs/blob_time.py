@@ -1,8 +1,9 @@
-"""The modification time of a blob: when a save wrote or last used it, in a form that no other program produces.
+"""Set and recognize the modification time of a blob, in a form that no other program produces.
 
-Writing to a file, or `touch`, sets its time to the clock time. A *stamp* is a clock time, moved forward to the next
-time whose digits below the second are `_STAMP.nanoseconds`. On a filesystem with whole seconds (Lustre, ext4 with
-inodes of 128 bytes), it is moved forward to the next time that is `_STAMP.seconds` after a multiple of `_PERIOD_S`.
+The time records when a save wrote or last used the blob. A write to a file, or `touch`, sets the time of the file to
+the clock time. A *stamp* is a clock time that is rounded up to the next time whose fraction of a second is
+`_STAMP.nanoseconds`. On a filesystem with whole seconds (Lustre, ext4 with inodes of 128 bytes), the clock time is
+rounded up to the next time that is `_STAMP.seconds` after a multiple of `_PERIOD_S`.
 Source: docs/format/v1.md, "Blobs". docs/adr/0029 has the reasons and measurements.
 """
 
@@ -19,14 +20,14 @@ _PERIOD_S = 300
 RENEW_AFTER_S = 24 * 3600
 """A stamp younger than this is not renewed. Filesystems that purge old files keep them for at least a week."""
 _DRAFT_NS = 10**18
-"""The time of every blob in stores of the previous draft. It is renewed like any old stamp."""
+"""The time of every blob in stores of the previous draft of the format. It is renewed like any old stamp."""
 
 
 class _Digits(NamedTuple):
     """The digits that distinguish one kind of time from others."""
 
     nanoseconds: int  # a multiple of 1000, since some filesystems only keep microseconds
-    seconds: int  # an even number, since FAT only keeps even seconds; no full minute, since people set such times
+    seconds: int  # an even number, since FAT only keeps even seconds; not a full minute, since people set such times
 
 
 _STAMP = _Digits(nanoseconds=271_828_000, seconds=38)
@@ -39,7 +40,7 @@ def is_stamp(mtime_ns: int) -> bool:
 
 
 def is_suspect(mtime_ns: int) -> bool:
-    """Whether a blob has the time that `mark_suspect` sets."""
+    """Whether this is a time that `mark_suspect` sets."""
     return _is(_SUSPECT, mtime_ns)
 
 
@@ -54,7 +55,7 @@ def stamp(file: int | str | Path, *, dir_fd: int | None = None) -> None:
 
 
 def mark_suspect(file: int | str | Path, *, dir_fd: int | None = None) -> None:
-    """Set the time of a blob to a current one that is no stamp. Saves then read the blob before they use it."""
+    """Mark a blob as suspect by its modification time. Saves then read the blob before they use it."""
     _set(_SUSPECT, file, dir_fd)
 
 
@@ -65,7 +66,8 @@ def _is(digits: _Digits, mtime_ns: int) -> bool:
 
 def _set(digits: _Digits, file: int | str | Path, dir_fd: int | None) -> None:
     now_ns = time.time_ns()
-    # Never earlier than now. Otherwise a backup that copies only files changed since its last run would miss the blob.
+    # The new time is never earlier than now. Otherwise, a backup that copies only the files changed since the last
+    # backup would miss the blob.
     fine_ns = now_ns + (digits.nanoseconds - now_ns) % _SECOND_NS
     if _set_and_read(file, dir_fd, now_ns, fine_ns) != fine_ns:
         now_s = -(-now_ns // _SECOND_NS)

@@ -9,20 +9,22 @@ from contextlib import suppress
 GRAIN_BYTES = 4096
 """The alignment of offsets, lengths and memory addresses in direct reads and writes. No disk in use has larger
 blocks."""
-# The minimum size of a buffer for huge pages, which have 2 MiB.
+# Buffers of at least this size use huge pages. A huge page has 2 MiB.
 _HUGE_FROM_BYTES = 2 * 2**20
 _WIPE_ON_FORK = 18
-"""MADV_WIPEONFORK of Linux 4.14, for which Python has no name."""
+"""MADV_WIPEONFORK, which Linux supports since 4.14. Python does not define it."""
 
 
 def aligned_buffer(nbytes: int) -> memoryview:
     """Return private memory of `nbytes` bytes, a multiple of `GRAIN_BYTES`. Large memory uses huge pages."""
-    # The kernel fills new memory with zeros page by page, which can take longer than the later work with it. There are
-    # 512 times fewer huge pages to fill. Shared anonymous memory has only small pages (docs/adr/0006-direct-io.md).
+    # The kernel fills new memory with zeros page by page, which can take longer than the reads and writes of the
+    # buffer. With huge pages, it fills 512 times fewer pages. The memory is private, because shared anonymous memory
+    # has only small pages (docs/adr/0006-direct-io.md).
     #
-    # A forked child gets zeros in the buffer. If it shared the pages, some kernels would copy them for the parent at
-    # the next write, and a running read of the disk would fill the child's pages. MADV_DONTFORK would remove the
-    # mapping from the child. Freeing the buffer in the child would then unmap other memory at the same address.
+    # A forked child gets zeros in the buffer. If the child shared the pages, some kernels would copy them for the
+    # parent at the next write, and a direct read in progress would fill the child's pages. MADV_DONTFORK is not used,
+    # because it removes the mapping from the child. Freeing the buffer in the child would then unmap other memory at
+    # the same address.
     memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with suppress(OSError):  # with an older kernel, children get a copy
         memory.madvise(_WIPE_ON_FORK)
@@ -46,7 +48,7 @@ def prefer_huge_pages(memory: memoryview) -> None:
 
 
 def is_aligned(data: memoryview) -> bool:
-    """Whether `data` is in an `aligned_buffer` or a mapping of `fs.mapping`. It may begin within a page."""
+    """Whether `data` is in an `aligned_buffer` or a mapping of `fs.mapping`. `data` may begin within a page."""
     # Mappings of `fs.mapping` are arrays of ctypes. If ctypes was not imported, no mapping exists.
     ctypes = sys.modules.get("ctypes")
     return isinstance(data.obj, mmap.mmap) or (ctypes is not None and isinstance(data.obj, ctypes.Array))

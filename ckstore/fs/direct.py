@@ -1,9 +1,9 @@
 """Read the bytes on the disk instead of those in the page cache.
 
-After a failed write, the page cache returns the new bytes although the disk has the old ones. A damaged sector is only
-noticed when it is read from the disk. So files are read with O_DIRECT if the filesystem supports it. Otherwise, their
-cached pages are dropped before and after the read. The kernel does not drop mapped or dirty pages, and drops none on
-tmpfs.
+After a failed write, the page cache returns the new bytes although the disk still has the old bytes. A damaged sector
+is noticed only when the sector is read from the disk. So files are read with O_DIRECT if the filesystem supports it.
+Otherwise, their cached pages are dropped before and after the read. The kernel does not drop pages that are mapped,
+dirty, or on tmpfs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BUFFER_BYTES = 4 * 2**20
 
 def drop_cached(fd: int) -> None:
     """Drop the cached pages of an open file, as far as the kernel allows it."""
-    with suppress(OSError):  # if the filesystem does not support it, cached bytes are read
+    with suppress(OSError):  # if the filesystem does not support the call, later reads return cached bytes
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
@@ -58,7 +58,8 @@ class UncachedFile:
                 self.direct = False
                 drop_cached(self.fd)
             else:
-                # At the end of the file, the kernel returns fewer bytes, and the range may even begin after them.
+                # Near the end of the file, the kernel returns fewer bytes, and the requested range may begin after
+                # them.
                 return buffer[lead : max(lead, min(count, lead + stop - start))]
         count = os.preadv(self.fd, [buffer[: stop - start]], start)
         return buffer[:count]
@@ -103,7 +104,7 @@ def read_range(path: AnyPath, start: int, stop: int) -> bytearray:
 
 def read_past_cache(fd: int, into: memoryview) -> int:
     """Fill aligned memory with whole blocks from the start of an open file. Return the number of bytes read."""
-    # After an error, the caller reads the rest through the cache, and gets the error there if it remains.
+    # The caller reads the rest through the page cache. If the disk fails again, that read raises the error.
     done, whole = 0, len(into) - len(into) % GRAIN_BYTES
     flags = fcntl.fcntl(fd, fcntl.F_GETFL)
     try:
@@ -143,10 +144,10 @@ def _refused(found: str) -> SaveFailed:
 
 
 def _first_difference(file: UncachedFile, data: memoryview) -> int | None:
-    """Return the offset of the first part of a few MiB that differs from `data`, or None if all bytes are equal."""
+    """Return the offset of the first block of a few MiB that differs from `data`, or None if all bytes are equal."""
     at = 0
     buffer = aligned_buffer(BUFFER_BYTES)
-    # One byte more than was written is requested, because a longer file is also wrong.
+    # The read requests one byte more than was written, to detect a file that is too long.
     while part := file.read(at, len(data) + 1, buffer):
         # A bytearray is compared with memcmp. Two memoryviews would be compared element by element.
         if bytearray(part) != data[at : at + len(part)]:

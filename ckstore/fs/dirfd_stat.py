@@ -5,14 +5,14 @@ This is rule N of the design (docs/protocol.md, "Places in a store").
 A user who may write to a store can replace any directory in it by a symlink or a mounted filesystem at any moment. So
 the kernel never gets a path with more than one component below the root of the store. `at` opens one directory after
 another with ``O_NOFOLLOW`` and checks that each is on the filesystem of the store. It returns the descriptor of the
-last directory and the name in it. A place is a separate type, `StorePath`, which no function of ``os`` accepts.
+last directory and the name in it. A place has a separate type, `StorePath`, which no function of ``os`` accepts.
 
 Go's ``os.Root`` and cap-std's ``Dir`` work in the same way.
 
 A file that root creates in a store gets the owner of its directory. Otherwise a save by root (sudo, a container without
 ``--user``) would leave files in a user's private store that this user can neither read nor free. Root changes the owner
-of each file immediately after creating it. Running under the user's id instead (`seteuid`, `setfsuid`) would remove
-other rights of root: `seteuid` from every thread of a training, and both from reads of files that only root may read.
+of each file immediately after creating it. The alternatives, `seteuid` and `setfsuid`, would prevent reads of files
+that only root may read. `seteuid` would also remove the rights of root from every thread of the training.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ CLOSED = -2
 MOST_LEVELS = 16
 """The number of levels of directories that `walk` lists, including the first one."""
 _OPEN_AT_ONCE = 32
-"""The number of descriptors that are opened and closed together, which is faster."""
+"""The number of descriptors that are opened and closed in one batch. Batches are faster than single calls."""
 
 _T = TypeVar("_T")
 _MAY_NOT_GIVE = frozenset((errno.EPERM, errno.EACCES, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP))
-"""Errors which show that root may not change the owner of a file. In a container, it may lack CAP_CHOWN. An NFS server
-may treat root as another user, and the owner may have no id in this user namespace."""
+"""Errors which show that root may not change the owner of a file. In a container, root may lack CAP_CHOWN, or the owner
+may have no id in the user namespace. An NFS server may treat root as another user."""
 # Bit 0 of the capabilities. Source: linux/capability.h.
 _CAP_CHOWN = 1 << 0
 
@@ -49,7 +49,7 @@ _CAP_CHOWN = 1 << 0
 class NotInStore(NotADirectoryError):
     """A directory of the store is a symlink, a file, or on another filesystem.
 
-    ``filename`` is its path, and ``strerror`` says which of these it is.
+    ``filename`` is the path, and ``strerror`` is the reason.
     """
 
 
@@ -60,7 +60,7 @@ class OpenDirectory(Protocol):
 
 
 class StorePath:
-    """A place in a store: a directory, and the names from it to the place. Immutable."""
+    """An immutable place in a store, given as a directory and the names on the path from that directory."""
 
     # It is not an ``os.PathLike``, because functions of ``os`` would follow symlinks in the path.
 
@@ -72,7 +72,7 @@ class StorePath:
         self.top = top  # the path of the directory: the root of the store, or a directory that `holder` has open
         self.parts = parts
         self.holder = holder  # the object that has the directory open; if None, `top` is opened for each use
-        # Whether it is a folder of another program instead of a store. Other filesystems may be mounted in it.
+        # Whether `top` is a folder of another program instead of a store. Other filesystems may be mounted in it.
         self.is_foreign = is_foreign
 
     def __truediv__(self, name: str) -> StorePath:
@@ -84,7 +84,7 @@ class StorePath:
 
     @property
     def name(self) -> str:
-        """The last name. For the root of the store, it is the last name of the root's path."""
+        """The last name of the place, or the last component of `top` if the place has no names."""
         return self.parts[-1] if self.parts else os.path.basename(self.top)
 
     @property
@@ -125,11 +125,11 @@ AnyPath: TypeAlias = StorePath | Path | str
 
 
 class at:  # noqa: N801 - it is used like a function, in a with statement
-    """Yield ``(dir_fd, name)`` of a place for a ``with`` block: `name` in the directory `dir_fd`.
+    """Yield ``(dir_fd, name)`` for a ``with`` block: the open directory of a place, and the name in that directory.
 
-    A path outside a store and the root of a store are yielded unchanged. An open directory itself has the name ``.``.
-    If the block raises an `OSError` with `name`
-    as its file name, the file name is replaced by the whole path.
+    For a path outside a store and for the root of a store, `name` is the unchanged path. For a directory that is
+    already open, `name` is ``.``. If the block raises an `OSError` with `name` as its file name, the file name is
+    replaced by the whole path.
 
     Raises:
         NotInStore: A component of the path is not a directory of this store.
@@ -151,7 +151,7 @@ class at:  # noqa: N801 - it is used like a function, in a with statement
             # The user chose the path of the root, so it may contain symlinks.
             return (None, where.top) if where.holder is None else (_held(where), ".")
         self._name = where.parts[-1]
-        # The directory is already open. This saves two system calls for each blob of a save.
+        # The directory of the place is already open. Using it saves two system calls for each blob of a save.
         if where.holder is not None and len(where.parts) == 1:
             return _held(where), self._name
         self._fd = _reach(where)
@@ -167,18 +167,18 @@ class at:  # noqa: N801 - it is used like a function, in a with statement
 
     def _close(self) -> None:
         fd, self._fd = self._fd, -1
-        if fd >= 0:  # no handler of a signal runs between these lines
+        if fd >= 0:  # no signal handler runs between these lines
             close_quietly(fd)
 
-    # A signal handler may raise when `__exit__` is entered. Then the descriptor is closed by this method.
+    # A signal handler may raise when `__exit__` is entered. In this case, this method closes the descriptor.
     __del__ = _close
 
 
 def open_at(where: AnyPath, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
-    """Return a descriptor of a place in a store, or of any other path. A signal handler that raises does not leak it.
+    """Return a descriptor of a place in a store, or of any other path.
 
-    The descriptor is closed on exec. A new file in a store, or in a directory that is given as a descriptor, gets the
-    owner of its directory.
+    The descriptor is closed on exec, and if a signal handler raises in this function. A new file in a store, or in a
+    directory that is given as a descriptor, gets the owner of its directory.
     """
     if not isinstance(where, StorePath) and (dir_fd is None or not flags & os.O_CREAT):
         return open_descriptor(where, flags, mode, dir_fd=dir_fd)
@@ -187,7 +187,7 @@ def open_at(where: AnyPath, flags: int, mode: int = 0o777, *, dir_fd: int | None
         with at(where, dir_fd) as (parent, name):
             fd = open_descriptor(name, flags, mode, dir_fd=parent)
             if flags & os.O_CREAT and parent is not None:
-                # A file that root creates in the store of another user must not stay root's.
+                # A file that root creates in the store of another user must not remain owned by root.
                 give_to_owner_of(parent, fd)
     except BaseException:
         if fd >= 0:
@@ -197,10 +197,11 @@ def open_at(where: AnyPath, flags: int, mode: int = 0o777, *, dir_fd: int | None
 
 
 def open_descriptor(path: str | os.PathLike[str], flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
-    """Return a descriptor like `os.open`. It is closed on exec, and closed if a signal handler raises in this function.
+    """Open a file like `os.open`, and return its descriptor.
 
-    The caller must assign the result to a variable or attribute, immediately followed by a ``try`` that closes it. It
-    may pass the result directly only to `os.close`, because a signal handler may run when a Python function is entered.
+    The descriptor is closed on exec, and if a signal handler raises in this function. The caller must assign the result
+    to a variable or attribute, and the next statement must be a ``try`` that closes it. The caller may pass the result
+    directly only to `os.close`, because a signal handler may run when a Python function is entered.
     """
     # CPython runs signal handlers after a call of C code has returned, when a Python function is entered, and when a
     # loop continues. So a handler may raise between ``os.open(…)`` and the assignment of its result. Then the
@@ -219,8 +220,8 @@ def open_descriptor(path: str | os.PathLike[str], flags: int, mode: int = 0o777,
 
 def open_closed_streams() -> None:
     """Open stdin, stdout and stderr on the null device if the process was started without them (``>&-``)."""
-    # Otherwise, a file of the store could get one of their numbers, and C code could print into it. SQLite does the
-    # same.
+    # Otherwise, a file of the store could get the number of one of these streams, and C code could print into the
+    # file. SQLite does the same.
     fd = open_descriptor(os.devnull, os.O_RDWR)
     while fd <= 2:  # stdin, stdout and stderr
         os.set_inheritable(fd, True)
@@ -279,7 +280,7 @@ def _reach(where: StorePath) -> int:
 
 
 def _st_dev_of(where: StorePath, fd: int) -> int | None:
-    """Return the filesystem that all directories of a place must be on. None, for foreign places, allows any."""
+    """Return the filesystem that must contain all directories of a place, or None to allow any in a foreign place."""
     return None if where.is_foreign else os.fstat(fd).st_dev
 
 
@@ -293,7 +294,10 @@ def _step(fd: int, where: StorePath, level: int, st_dev: int | None, *, how: int
 
 
 def open_below(fd: int, name: str, how: int, st_dev: int | None) -> int:
-    """Return a descriptor of the directory `name` in the open directory `fd`. It must be on `st_dev`, if given."""
+    """Return a descriptor of the directory `name` in the open directory `fd`.
+
+    Unless `st_dev` is None, the directory must be on the filesystem `st_dev`.
+    """
     try:
         below = open_descriptor(name, how | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=fd)
     except OSError as error:
@@ -313,10 +317,10 @@ def open_below(fd: int, name: str, how: int, st_dev: int | None) -> int:
 
 
 def _kind(fd: int, name: str) -> str:
-    """Return the kind of file that has the name of a directory, for a message."""
+    """Return why `name` cannot be opened as a directory, for a message."""
     try:
         mode = os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode
-    except OSError:  # it changed again
+    except OSError:  # for example, another process removed it
         return "is not a directory"
     return "is a symlink" if stat.S_ISLNK(mode) else "is not a directory"
 
@@ -344,7 +348,7 @@ def find(where: AnyPath, *, dir_fd: int | None = None) -> os.stat_result | None:
 
 
 def found_in(folder: StorePath, names: Sequence[str]) -> dict[str, os.stat_result]:
-    """Return the status of several names in one directory, which is opened once. The result lacks missing names."""
+    """Return the status of several names in one directory, which is opened once. Missing names are omitted."""
     found: dict[str, os.stat_result] = {}
     with suppress(FileNotFoundError, NotADirectoryError), at(folder / names[0]) as (parent, _):
         for name in names:
@@ -403,8 +407,8 @@ def entries(where: AnyPath) -> Iterator[Iterator[os.DirEntry[str]]]:
 def walk(top: StorePath, too_deep: list[StorePath] | None = None) -> Iterator[tuple[StorePath, os.stat_result]]:
     """Yield every file below a directory, except directories, with its status.
 
-    Vanished files and unreadable directories are skipped. So are directories that are `MOST_LEVELS` or more levels
-    below `top`, which are added to `too_deep`. A store has at most five levels.
+    It skips vanished files and unreadable directories. It also skips directories that are `MOST_LEVELS` or more levels
+    below `top`, and adds them to `too_deep`. A store has at most five levels.
     """
     # One directory is open at a time.
     waiting = [top]
@@ -445,16 +449,16 @@ def statuses(folder: AnyPath) -> list[tuple[str, os.stat_result]]:
 
 
 def listed(folder: AnyPath) -> list[tuple[str, int, bool]]:
-    """Return each name in a directory with its inode number and whether it is a directory; empty if it is missing."""
+    """Return ``(name, inode number, is a directory)`` of each entry of a folder. Empty if the folder is missing."""
     with suppress(FileNotFoundError, NotADirectoryError), entries(folder) as found:
         return [(entry.name, entry.inode(), entry.is_dir(follow_symlinks=False)) for entry in found]
     return []
 
 
 def symlink_texts(folder: StorePath, names: Sequence[str] | None = None) -> dict[str, str | None]:
-    """Return the target of each symlink in a directory, or of these names in it. Another kind of file has None.
+    """Return the target of each symlink in a directory, or only of `names`.
 
-    Names that start with a dot are temporary, and are skipped.
+    The target is None for a file that is not a symlink. Names that start with a dot are temporary, and are skipped.
     """
     found: dict[str, str | None] = {}
     fd = open_directory(folder)
@@ -484,7 +488,7 @@ class FreeSpace(NamedTuple):
     block_bytes: int  # the size of a block; a file takes whole blocks
     total_bytes: int
     free_bytes: int  # the space that this user may use
-    unused_bytes: int  # the free space including that reserved for root
+    unused_bytes: int  # the free space, including the space that is reserved for root
     free_inodes: int | None  # the inodes that this user may use; None if the filesystem does not count inodes
     total_inodes: int  # 0 if the filesystem does not count inodes
 
@@ -507,7 +511,7 @@ def free_space(path: str | os.PathLike[str]) -> FreeSpace:
         total_bytes=found.f_blocks * block,
         free_bytes=found.f_bavail * block,
         unused_bytes=found.f_bfree * block,
-        # btrfs and many network filesystems report 0 inodes in all, which means no limit and not a full disk.
+        # btrfs and many network filesystems report 0 as the total number of inodes. This means that there is no limit.
         free_inodes=found.f_favail if found.f_files else None,
         total_inodes=found.f_files,
     )
@@ -519,7 +523,7 @@ def current_user() -> int:
 
 
 def may_give() -> bool:
-    """Whether this process of root may give files to other users. True if the kernel does not report it."""
+    """Whether this process of root may give files to other users. True if the kernel does not report capabilities."""
     try:
         with open("/proc/self/status", encoding="ascii", errors="replace") as lines:
             rights = next(line.split()[1] for line in lines if line.startswith("CapEff:"))
@@ -531,12 +535,12 @@ def may_give() -> bool:
 def give_to_owner_of(parent_fd: int, fd: int) -> None:
     """As root, give a new open file to the owner and the group of its directory.
 
-    If the system does not allow it, the file remains root's. Checkpoints of other users do not need this file.
+    If the system does not allow it, root remains the owner. Checkpoints of other users do not need this file.
     """
     if os.geteuid() != 0:
         return
     owner, made = os.fstat(parent_fd), os.fstat(fd)
-    # In a store of root, the call is not needed, and it would change the ctime of each blob.
+    # In a store that root owns, `fchown` is not needed, and would change the ctime of each blob.
     if (owner.st_uid, owner.st_gid) == (made.st_uid, made.st_gid):
         return
     try:
@@ -559,7 +563,7 @@ def give_name_to_owner_of(parent_fd: int, name: str) -> None:
 
 
 class OpenDir:
-    """A directory of a store that remains open, for callers that need many places in it; a context manager."""
+    """A context manager that keeps a directory of a store open, for callers that need many places in it."""
 
     __slots__ = ("_st_dev", "_where", "fd")
 
@@ -575,11 +579,11 @@ class OpenDir:
 
     @property
     def inside(self) -> StorePath:
-        """The place of the open directory."""
+        """The open directory as a place."""
         return StorePath(str(self._where), (), self)
 
     def having(self, directory: str, names: Iterable[str]) -> frozenset[str]:
-        """Return which of these names exist in a subdirectory. Empty if it is missing or not accessible."""
+        """Return which of these names exist in a subdirectory, or none if it is missing or not accessible."""
         # For thousands of subdirectories, this is faster than creating a place for each name.
         try:
             # O_PATH does not need the right to read the directory.
@@ -596,10 +600,10 @@ class OpenDir:
     def look_into(
         self, directories: Iterable[str], name: str, others: Sequence[str] = ()
     ) -> dict[str, tuple[os.stat_result | None, frozenset[str]]]:
-        """Return for each of these subdirectories the status of `name` in it, and which of `others` exist in it.
+        """Return, for each of these subdirectories, the status of the file `name` and which of `others` exist.
 
-        A subdirectory without `name` has no status. The result lacks names that are no directories, are on another
-        filesystem, or are not accessible to this user.
+        For a subdirectory without `name`, the status is None and `others` are not checked. The result omits names that
+        are not directories, are on another filesystem, or are not accessible to this user.
         """
         # A thousand directories take 2 ms, and half a millisecond more for each of `others`.
         found: dict[str, tuple[os.stat_result | None, frozenset[str]]] = {}
@@ -635,7 +639,7 @@ class OpenDir:
         """Close the directory. Repeated calls do nothing."""
         with suppress(OSError):  # nothing was written through it
             fd, self.fd = self.fd, CLOSED
-            if fd >= 0:  # no handler of a signal runs between these lines
+            if fd >= 0:  # no signal handler runs between these lines
                 os.close(fd)
 
     __del__ = close
@@ -657,10 +661,10 @@ def _has(directory_fd: int, name: str) -> bool:
 
 
 def with_open_parents(places: Iterable[tuple[_T, StorePath]]) -> Iterator[tuple[_T, StorePath]]:
-    """Yield each item with its place in an open directory. Consecutive places in one directory share the open one.
+    """Yield each item with its place in an open directory. Consecutive places in one directory share that directory.
 
-    A yielded place is valid until the next one is requested. A place whose directory cannot be opened is yielded
-    unchanged. Use this function in a `for` statement, because after an error, the traceback of a comprehension would
+    A yielded place is valid until the next place is requested. If the directory of a place cannot be opened, the place
+    is yielded unchanged. Use this function in a `for` statement: after an error, the traceback of a comprehension would
     keep the directory open.
     """
     parent: tuple[object, ...] | None = None

@@ -1,8 +1,8 @@
-"""Create files, make them durable, and read them exactly. All blobs and documents of a store are written here.
+"""Create files, make them durable, and read them completely. This module writes all blobs and documents of a store.
 
-The module relies on these facts, which were measured on ext4 and XFS. `fsync` reports an error once. So it is called
-once, on the descriptor that wrote, and never repeated. A new name is durable after `fsync` of its directory. A rename
-is durable after `fsync` of both parents.
+The module relies on these facts, which were measured on ext4 and XFS. `fsync` reports a write error only once, so it is
+called once, on the descriptor through which the data was written. A new name is durable after `fsync` of its directory.
+A rename is durable after `fsync` of both parents.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ckstore.fs.dirfd_stat import AnyPath, StorePath, at, close_quietly, open_at
 BLOB_MODE = 0o444
 
 _APPEND = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # does not wait for a pipe's reader
-# If another user created a file or symlink at the name, O_EXCL and O_NOFOLLOW make the open fail (rule N).
+# If another user created a file or symlink with the name, O_EXCL and O_NOFOLLOW make the open fail (rule N).
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 # The maximum size of one write. Linux writes at most 2 GiB at once. Signals are handled between two writes.
 _WRITE_MOST_BYTES = 16 * 2**20
@@ -34,20 +34,20 @@ _SPARSE_FROM_BYTES = 2**20
 DIRECT_FROM_BYTES = 2**20
 """Smaller blobs are written through the page cache, because direct writes gain little."""
 CANNOT_DIRECT = (errno.EINVAL, errno.EOPNOTSUPP)
-"""Errors which show that a file does not support direct reads and writes, or not with this alignment."""
+"""Errors which show that a file does not support direct reads and writes, or requires a larger alignment."""
 NO_SPACE = frozenset((errno.ENOSPC, errno.EDQUOT))
 """Errors of a full disk or an exhausted quota."""
 NO_MEANS = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR))
-"""Errors of a process or host that lacks resources. They show nothing about a file."""
+"""Errors of a process or host that lacks resources. They say nothing about a file."""
 _NO_SERVER = frozenset((errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN, errno.EHOSTUNREACH))
 NOT_OF_THE_FILE = NO_MEANS | _NO_SERVER
-"""Errors which show nothing about the content of a file. They include those of a server that is down or has lost the
-handle of the file."""
+"""Errors that say nothing about the content of a file. They include errors of a file server that is down or that no
+longer knows the handle of the file."""
 # Errors of kernels and filesystems that do not support O_TMPFILE. Linux before 3.11 returns EISDIR.
 _NO_UNNAMED = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL)
 _TRIED_FILES = 3
-"""The number of files that `has_room` creates. A transaction of the catalog creates a log and its index, and a document
-creates one file."""
+"""The number of files that `has_room` creates: a transaction of the catalog creates a log and its index, and a document
+is one more file."""
 # Errors of open for a symlink, a socket, and a device without a driver.
 _NO_FILE = (errno.ELOOP, errno.ENXIO, errno.ENODEV)
 
@@ -136,12 +136,13 @@ def renew_ctime(path: StorePath) -> None:
 
 
 def append_line(path: StorePath, line: bytes, *, mode: int, most_bytes: int, older: StorePath) -> None:
-    """Append a line to a log with one write, so that lines of several processes do not mix. Nothing is made durable.
+    """Append a line to a log with one write, so that lines of several processes do not mix.
 
-    If the log had more than `most_bytes` before, it is renamed to `older` and replaces the file of that name.
+    The line is not made durable. If the log had more than `most_bytes` before the call, it is renamed to `older`, and
+    replaces an existing file with that name.
 
     Raises:
-        OSError: The line could not be written completely, as on a full disk.
+        OSError: The line could not be written completely, for example on a full disk.
         DamagedBlob: The file at the path is not a regular file.
     """
     try:
@@ -155,8 +156,8 @@ def append_line(path: StorePath, line: bytes, *, mode: int, most_bytes: int, old
             raise _no_regular_file(path)
         if made:
             os.fchmod(fd, mode)  # regardless of the umask, because other users of a group append to the file
-        # A full disk, a kill or a power cut may have left an incomplete line. It is ended first, so that the new line
-        # is not joined to it. If another process is just writing its line, an empty line may follow that line.
+        # A full disk, a kill or a power cut may have left an incomplete line. A line break is added first, so that the
+        # new line is separate. If another process is writing a line at this moment, an empty line may follow its line.
         if status.st_size and os.pread(fd, 1, status.st_size - 1) != b"\n":
             line = b"\n" + line
         if os.write(fd, line) < len(line):
@@ -211,7 +212,7 @@ def create_blob(path: AnyPath, data: memoryview | Iterable[memoryview]) -> None:
 
     Raises:
         FileExistsError: The file already exists.
-        OSError: The file could not be written or made durable. It may exist, but must not be used.
+        OSError: The file could not be written or made durable. If it exists, it must not be used.
     """
     with opened(path, _CREATE, BLOB_MODE) as fd:
         for part in (data,) if isinstance(data, memoryview) else data:
@@ -226,9 +227,9 @@ def create_blob(path: AnyPath, data: memoryview | Iterable[memoryview]) -> None:
 
 def _write_direct(fd: int, data: memoryview) -> int:
     """Write whole blocks of a large aligned buffer past the page cache. Return the number of bytes written."""
-    # The disk starts with the first write instead of with the fsync. Nothing is copied to the page cache, and no pages
-    # of other files are evicted from it (docs/adr/0006-direct-io.md). The caller writes the rest through the cache with
-    # the same descriptor, so one fsync covers both.
+    # The disk starts writing at the first write instead of at the fsync. Nothing is copied to the page cache, and no
+    # pages of other files are evicted from it (docs/adr/0006-direct-io.md). The caller writes the rest through the
+    # cache with the same descriptor, so one fsync covers the whole file.
     if len(data) < DIRECT_FROM_BYTES or not is_aligned(data):
         return 0
     flags = fcntl.fcntl(fd, fcntl.F_GETFL)
@@ -247,7 +248,7 @@ def _write_direct(fd: int, data: memoryview) -> int:
     except OSError as error:
         if error.errno not in CANNOT_DIRECT:
             raise
-    # The caller writes the rest through the cache.
+    # Without the flag, the caller writes the rest through the cache.
     fcntl.fcntl(fd, fcntl.F_SETFL, flags)
     return done
 
@@ -264,7 +265,7 @@ def create_file(path: AnyPath, data: bytes, *, mode: int, dir_fd: int | None = N
 
 
 def allocate(path: AnyPath, nbytes: int) -> None:
-    """Allocate `nbytes` for the file `path`, which is created if it is missing. Nothing is made durable.
+    """Allocate `nbytes` for the file `path`, which is created if it is missing. The change is not made durable.
 
     Raises:
         OSError: The disk has too little space. An existing file keeps its size, and a new file is removed.
@@ -290,8 +291,8 @@ def allocate(path: AnyPath, nbytes: int) -> None:
 def has_room(directory: AnyPath, nbytes: int) -> bool:
     """Whether a file of `nbytes` bytes, and a few more files, can be created in a directory now.
 
-    The test creates files, because the filesystem does not report the space that a quota leaves. They have no names, so
-    nothing remains. The result is also True if the test fails for a reason other than space.
+    The test creates files, because the filesystem does not report the space that a quota leaves. The files have no
+    names, so nothing remains. The result is also True if the test fails for a reason other than space.
     """
     with ExitStack() as made:
         try:
@@ -306,7 +307,7 @@ def has_room(directory: AnyPath, nbytes: int) -> bool:
 
 @contextmanager
 def _opened_unnamed(directory: AnyPath) -> Iterator[int]:
-    """Open a new file without a name. On a filesystem without such files (NFS), its name is removed immediately."""
+    """Open a new file without a name. If the filesystem (NFS) requires a name, the name is removed immediately."""
     fd = _open_unnamed(directory)
     try:
         yield fd
@@ -323,8 +324,8 @@ def _open_unnamed(directory: AnyPath) -> int:
     fd = -1
     try:
         with opened_directory(directory) as parent:
-            # The name contains the ids of process and thread, so two tests use different names. Readers of the folder
-            # ignore names with a leading dot.
+            # The name contains the ids of process and thread, so that concurrent tests use different names. Readers of
+            # the folder ignore names with a leading dot.
             name = f".room-{os.getpid()}-{threading.get_ident()}"
             fd = open_at(name, _CREATE, 0o600, dir_fd=parent)
             os.unlink(name, dir_fd=parent)
@@ -348,7 +349,7 @@ def opened_directory(path: AnyPath) -> Iterator[int]:
 
 
 def mode_in(dir_fd: int) -> int:
-    """Return the mode of a changeable file: read and write for its owner, and what its directory grants to others."""
+    """Return the mode for a changeable file: read and write for the owner, and as in its directory for all others."""
     return 0o600 | stat.S_IMODE(os.fstat(dir_fd).st_mode) & 0o666
 
 
@@ -389,7 +390,8 @@ def _sync_names(fd: int) -> None:
     """Sync an open directory."""
     os.fsync(fd)
     # If XFS shut itself down after the directory was opened, fsync succeeds although the log is lost (seen in
-    # tests/crash). Opening the directory again fails then. Without this test, a lost checkpoint would be acknowledged.
+    # tests/crash). In this case, opening the directory again fails. Without this test, a save would report success
+    # although its checkpoint is lost.
     try:
         os.close(open_descriptor(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=fd))
     except OSError as error:
@@ -402,8 +404,8 @@ def read_file(path: AnyPath, *, most_bytes: int, dir_fd: int | None = None, is_b
 
     Raises:
         FileNotFoundError: The file does not exist.
-        DamagedBlob: It is not a regular file, it is larger than `most_bytes`, or it is a large document with holes.
-            Blobs may have holes, since some programs copy zeros as holes.
+        DamagedBlob: The file is not regular, is larger than `most_bytes`, or is a large document with holes. Blobs may
+            have holes, because some programs copy zeros as holes.
     """
     with opened_regular(path, dir_fd=dir_fd) as fd:
         size = os.fstat(fd).st_size
@@ -417,7 +419,7 @@ def read_file(path: AnyPath, *, most_bytes: int, dir_fd: int | None = None, is_b
             os.lseek(fd, 0, os.SEEK_SET)
         data = bytearray()
         while len(data) <= most_bytes:
-            # One byte more than the size is requested, so that a file that has grown is detected.
+            # The read requests one byte more than the size, to detect a file that has grown.
             part = os.read(fd, size + 1 - len(data) if size >= len(data) else _WRITE_MOST_BYTES)
             if not part:
                 return bytes(data)
@@ -427,7 +429,8 @@ def read_file(path: AnyPath, *, most_bytes: int, dir_fd: int | None = None, is_b
 
 def is_cached(fd: int, offset: int) -> bool:
     """Whether a byte of an open file is in the page cache. False if the filesystem cannot report it."""
-    # With RWF_NOWAIT, the kernel returns the byte only if it is cached. It may start to read it in the background.
+    # With RWF_NOWAIT, the kernel returns the byte only if it is cached. Otherwise, the kernel may start to read the
+    # byte in the background.
     try:
         return os.preadv(fd, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
     except OSError:  # EAGAIN if the byte is not cached; other errors are left to the read that follows
@@ -442,7 +445,7 @@ def on_local_disk(fd: int) -> bool:
 
 def read_ahead(fd: int, offset: int, nbytes: int) -> None:
     """Ask the kernel to read a range of an open file into the page cache, all at once, in pages of 4 KiB."""
-    # Without this call, the kernel reads some hundred KiB ahead, in larger pages.
+    # Without this call, the kernel reads a few hundred KiB ahead, in larger pages.
     with suppress(OSError):  # if the call fails, later reads are only slower
         os.posix_fadvise(fd, offset, nbytes, os.POSIX_FADV_WILLNEED)
 

@@ -1,12 +1,12 @@
-"""List the processes that have a file open or mapped, from ``/proc``, or check with a lease whether any process has it.
-
-``/proc`` also lists processes that have a deleted file open. It shows files that a lease misses: O_PATH descriptors,
-and on overlayfs files that are only mapped. It does not show processes of other users (except to root) and of outer PID
-namespaces, nor descriptors in transit in a socket. In these cases the lease decides, by rule K of the design.
+"""Find out whether any process has a file open or mapped, with a lease, and which processes have it, from ``/proc``.
 
 `fcntl(F_SETLEASE, F_WRLCK)` is refused while any other open file description or mapping of the inode exists, through
-any name, in any process, user or PID namespace. A lease misses O_PATH descriptors, and on overlayfs files that are only
-mapped.
+any name, in any process, user or PID namespace. A lease does not detect O_PATH descriptors and, on overlayfs, files
+that are only mapped.
+
+``/proc`` shows the uses that a lease does not detect, and uses of deleted files. It does not show processes of other
+users (except to root), processes of outer PID namespaces, and descriptors in transit in a socket. For these, only the
+lease gives an answer (rule K of the design).
 
 A request for the status of a file on a dead network mount would hang. So descriptors and mappings are first compared by
 inode number, which ``fdinfo`` and ``maps`` contain.
@@ -30,10 +30,10 @@ Inode = tuple[int, int]
 """Device and inode number, as in `os.stat`."""
 
 _DELETED = " (deleted)"
-# Descriptors with these targets are no files of a filesystem.
+# Descriptors with these targets do not belong to files of a filesystem.
 _NO_FILES = ("socket:", "pipe:", "anon_inode:")
 _IO_URING = "anon_inode:[io_uring]"
-# The maximum length of a command line in a message, in characters. A launcher's command line can have megabytes.
+# The maximum length of a command line in a message, in characters. The command line of a launcher can have megabytes.
 _COMMAND_MOST = 200
 _INFO_INODE = re.compile(rb"^ino:\s*(\d+)$", re.MULTILINE)
 _INFO_FILE = re.compile(r"^\s*(\d+): (/.*)$")
@@ -63,7 +63,8 @@ class _Hold:
 
 
 Wanted = Callable[[int | None, str], bool]
-"""Whether to inspect a file, given its inode number (None if unknown) and its path as the kernel shows it."""
+"""A function that decides whether to inspect a file, given its inode number (None if unknown) and the path that the
+kernel shows for it."""
 
 
 def find_holders(inodes: Collection[Inode]) -> Scan:
@@ -85,11 +86,12 @@ def find_holders(inodes: Collection[Inode]) -> Scan:
 
 
 def deleted_but_open(st_dev: int, folder: str = "/") -> list[DeletedFile]:
-    """Return files without a name that still take space, largest first.
+    """Return files without a name that still take space because a process has them open or mapped, largest first.
 
     Args:
-        st_dev: Their filesystem, as the ``st_dev`` of any file on it.
-        folder: The directory that contained them, at any depth, as the kernel shows their paths.
+        st_dev: The filesystem of the files, as the ``st_dev`` of any file on it.
+        folder: The directory that contained the files, at any depth. It is compared with the paths that the kernel
+            shows.
     """
     start = folder.rstrip("/") + "/"
     scan = Scan()
@@ -137,7 +139,7 @@ def command_of(pid: int) -> str:
 
 def _all_holds(look_closer: Wanted, scan: Scan) -> Iterator[tuple[int, _Hold]]:
     pids = _pids()
-    # The /proc of another PID namespace does not list this process. Then an empty result has no meaning.
+    # The /proc of another PID namespace does not list this process. In this case, an empty result proves nothing.
     scan.blind = os.getpid() not in pids
     unseen_count = 0
     for pid in pids:
@@ -213,8 +215,8 @@ def _mappings(pid: int, look_closer: Wanted) -> Iterator[_Hold]:
             continue
         status = _status_of_mapping(pid, fields[0])
         if status is None:
-            # On btrfs and overlayfs, the device in `maps` differs from that in the status. So it is used only if the
-            # status is not available.
+            # On btrfs and overlayfs, the device in `maps` differs from the device in the status. So the former is used
+            # only if the status is not available.
             major, _, minor = fields[3].partition(b":")
             st_dev = os.makedev(int(major, 16), int(minor, 16))
         else:
@@ -255,7 +257,7 @@ class Holding(Enum):
 
 def holding_of(path: AnyPath) -> Holding:
     """Return whether a process has the regular file `path` open or mapped now."""
-    # While the lease exists, for some microseconds, a blocking open of the file by a saver waits.
+    # The lease exists for some microseconds. In this time, a process that opens the file without O_NONBLOCK waits.
     try:
         # A write lease does not need a writable descriptor, and blobs are read-only.
         fd = open_at(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
@@ -271,7 +273,7 @@ def holding_of(path: AnyPath) -> Holding:
             fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
         except OSError as error:
             return Holding.HELD if error.errno in (errno.EAGAIN, errno.EBUSY) else Holding.UNKNOWN
-        # The lease is removed immediately, because a saver that opens the blob waits for it.
+        # The lease is removed immediately, because a process that opens the blob waits for the end of the lease.
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
         return Holding.FREE
     finally:

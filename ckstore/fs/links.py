@@ -13,19 +13,20 @@ from ckstore.fs.dirfd_stat import AnyPath, StorePath, at, give_name_to_owner_of,
 
 # The permissions that the owner of a new directory always gets, even if the parent directory lacks them.
 _OWNER = 0o700
-# The second try looks up a handle that a rename made stale. The third is needed if another rename happens meanwhile.
+# A second try looks up the path again after a rename made a handle stale. A third one is needed if another rename
+# happens meanwhile.
 _STALE_TRIES = 3
 
 CANNOT_LINK = (errno.EMLINK, errno.EPERM, errno.EACCES, errno.EXDEV, errno.EOPNOTSUPP)
 """Errors of `link` after which the file must be copied: the file has too many links, the file or the directory belongs
-to another user, or they are on different filesystems."""
-# POSIX allows either error of rename for a directory that is not empty.
+to another user, both are on different filesystems, or the filesystem has no hardlinks."""
+# Errors of rename if the target is a directory that is not empty. POSIX allows both.
 ALREADY_THERE = (errno.EEXIST, errno.ENOTEMPTY)
 
 
 def link(source: AnyPath, target: AnyPath) -> None:
-    """Add the name `target` to the file `source`. A stale handle is retried from the root of the store."""
-    # On a shared filesystem, the cache of this host can be out of date after another host replaced the name.
+    """Add the name `target` to the file `source`. If a handle is stale, both places are looked up again."""
+    # On a shared filesystem, the cache of this host can be out of date after another host replaced a name.
     for _ in range(_STALE_TRIES - 1):
         try:
             _link(source, target)
@@ -59,7 +60,7 @@ def try_link(source: AnyPath, target: AnyPath) -> bool:
 
 
 def replace_name(source: AnyPath, name: AnyPath, temporary: AnyPath) -> bool:
-    """Replace the file at `name` by the inode of `source`, in one step. Return False if it cannot be linked.
+    """Replace the file at `name` by the inode of `source`, atomically. Return False if `source` cannot be linked.
 
     `source` keeps its name. `temporary` must be an unused name. `name` is durable after `files.sync_directory` of its
     parent.
@@ -80,7 +81,7 @@ def give_name(source: AnyPath, name: AnyPath) -> None:
 
 
 def rename(source: AnyPath, target: AnyPath, *, dir_fd: int | None = None) -> None:
-    """Rename a file. This is durable after `files.sync_directory` of the target's parent and then of the source's."""
+    """Rename a file. The rename is durable after `files.sync_directory` of the new and then of the old parent."""
     with at(source, dir_fd) as (from_fd, old), at(target, dir_fd) as (to_fd, new):
         try:
             os.rename(old, new, src_dir_fd=from_fd, dst_dir_fd=to_fd)
@@ -101,8 +102,8 @@ def symlink(pointing_to: str, path: AnyPath) -> None:
 def make_directory(path: AnyPath, *, mode: int | None = None) -> bool:
     """Create one directory. Return False if it exists.
 
-    Its permissions are `mode`, regardless of the umask. If `mode` is missing, they are those of its parent, so that a
-    store is as private or as shared as its root.
+    The directory gets the permissions `mode`, regardless of the umask. If `mode` is None, the directory gets the
+    permissions of its parent, so that a store is as private or as shared as its root.
     """
     with at(path) as (fd, name):
         if mode is None:
@@ -126,7 +127,7 @@ def make_missing(paths: Sequence[StorePath]) -> None:
 
 
 def _give_owner_and_mode(path: AnyPath, mode: int, parent_fd: int | None) -> None:
-    """Set owner and mode of a new directory through a descriptor, in case another user replaced it by a symlink."""
+    """Set owner and mode of a new directory through a descriptor, because another user may replace it by a symlink."""
     made = open_directory(path, flags=os.O_NOFOLLOW)
     try:
         if parent_fd is not None:

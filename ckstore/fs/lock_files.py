@@ -1,9 +1,9 @@
-"""Locks on regular files, which other hosts see. NFS, Lustre and FUSE lock directories only within one host.
+"""Lock regular files, because other hosts see these locks. NFS, Lustre and FUSE lock directories only within one host.
 
-A lock is a `flock`. NFS turns it into a lock of its server (flock(2)). CephFS, and Lustre with ``flock``, pass it to
-the server. A mount with ``nolock`` or ``local_lock`` keeps it local, which does no harm. The file remains when the lock
-ends. An exclusive holder writes a mark into the file, which shows later whether the lock was lost. The reasons are in
-docs/adr/0016-lock-files.md.
+A lock is a `flock`. NFS converts it to a lock on its server (flock(2)). CephFS, and Lustre with ``flock``, pass it to
+the server. With ``nolock`` or ``local_lock``, it works only within one host, without an error. The file remains when
+the lock ends. A process that locks the file exclusively writes a mark into the file. The mark shows later whether the
+lock was lost. The reasons are in docs/adr/0016-lock-files.md.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ckstore.errors import InUse, UnsafePlace
 from ckstore.fs import dirfd_stat, files, links
 from ckstore.fs.dirfd_stat import StorePath, open_at
 
-# Locks are polled, since a blocking flock has no deadline. The pause grows, to spare the lock server.
+# Locks are polled, because a blocking flock has no deadline. The pause grows, to reduce the load on the lock server.
 _POLL_FIRST_S = 0.001
 _POLL_MOST_S = 0.1
 # A try fails only if the file is replaced at the same moment. A hundred failures in a row mean a broken filesystem.
@@ -32,10 +32,10 @@ _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 _MARK_BYTES = 32
 _TEMPORARY = ".new-"
 BUSY = (errno.EAGAIN, errno.EACCES)
-"""Errors of `flock` if another process has the lock. NFS locks at the server, and can report EACCES."""
+"""Errors of `flock` if another process has the lock. NFS requests the lock from its server, and can report EACCES."""
 _NONE_HERE = (errno.ENOSYS, errno.EOPNOTSUPP)
-"""Errors of `flock` if the mount has no locks on files, such as Lustre without ``flock``. Then only the directory is
-locked, within one host."""
+"""Errors of `flock` if the mount does not support locks on files, such as Lustre without ``flock``. In this case, only
+the directory is locked, within one host."""
 
 
 class LockFile:
@@ -61,7 +61,7 @@ class LockFile:
                 # The file is open for writing, because NFS grants an exclusive lock only on such a descriptor.
                 lock._fd = _opened(path)
                 lock._wait(deadline)
-                # The name is checked after locking, because a file that was removed and created again is another lock.
+                # The name is checked after locking, because a file that was removed and created again has another lock.
                 if lock._is_there():
                     lock._begin(exclusive=exclusive)
                     return lock
@@ -148,8 +148,8 @@ class LockFile:
         except OSError as error:
             if error.errno not in files.NO_SPACE:
                 raise
-        # A full disk must not keep a process from freeing space. So the lock is held without a mark of its own, and
-        # still detects that another holder wrote one.
+        # A full disk must not keep a process from freeing space. So this process holds the lock without writing a mark.
+        # It still detects whether another holder wrote a mark meanwhile.
         self._mark = self._read()
 
     def _read(self) -> bytes:
@@ -176,7 +176,7 @@ class LockFile:
         reason = "another process holds it"
         try:
             if self._asked():
-                # Another process may have had the lock in between. Only the mark shows that (docs/adr/0016).
+                # Another process may have had the lock meanwhile. Only the mark shows this (docs/adr/0016).
                 if self._is_there() and self._read() == self._mark:
                     return
                 reason = "another process held it meanwhile"
@@ -189,8 +189,8 @@ class LockFile:
         """Release the lock. Repeated calls do nothing, and a forked child releases nothing."""
         if self._fd < 0:
             return
-        # Errors are ignored. A lock that cannot be released was lost or ends with the descriptor, and the only data
-        # written through the descriptor is a durable mark or owner.
+        # Errors are ignored. A lock that cannot be released was lost, or ends with the descriptor. The only data that
+        # was written through the descriptor is already durable.
         with suppress(OSError):
             try:
                 # A flock belongs to the open file, which a forked child shares. If the child unlocked it, the parent
@@ -199,7 +199,7 @@ class LockFile:
                     fcntl.flock(self._fd, fcntl.LOCK_UN)
             finally:
                 fd, self._fd = self._fd, -1
-                if fd >= 0:  # no handler of a signal runs between these lines
+                if fd >= 0:  # no signal handler runs between these lines
                     os.close(fd)
 
     def __del__(self) -> None:
@@ -215,11 +215,11 @@ def is_locked(path: StorePath) -> bool:
     """Whether a process has an exclusive lock on the file, as far as this host sees it.
 
     Raises:
-        DamagedBlob: It is not a regular file. A pipe does not block.
+        DamagedBlob: The path is not a regular file. A pipe does not block the call.
     """
     with files.opened_regular(path) as fd:
         try:
-            # The lock is shared, so that two processes that test at once do not mistake each other for the owner.
+            # The test uses a shared lock, so that two testing processes do not mistake each other for the owner.
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno in BUSY:
@@ -269,8 +269,8 @@ def _share_as_folder(fd: int, folder: StorePath) -> None:
 
 def leftovers(folder: StorePath) -> list[StorePath]:
     """Return the temporary lock files in `folder` of processes that died, or were suspended, while creating them."""
-    # None of them is a lock that is in use, because a lock file gets its name when it is complete. If a temporary file
-    # is removed, its process begins again.
+    # No temporary file is a lock in use, because a lock file gets its final name when it is complete. If a temporary
+    # file is removed, its process begins again.
     try:
         with dirfd_stat.entries(folder) as entries:
             found = [entry.name for entry in entries if entry.is_file(follow_symlinks=False)]

@@ -1,4 +1,4 @@
-"""Name the processes that hold a `flock` on a directory, from ``/proc/locks``. Only messages use it."""
+"""Name the processes that hold a `flock` on a directory, from ``/proc/locks``. This module is only for messages."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _SHOWN = 3
 class LockHolder(NamedTuple):
     """A process that has a lock."""
 
-    pid: int  # 0 if the process is not visible, as in another container
+    pid: int  # 0 if the process is not visible, for example in another container
     uid: int | None  # the user of the process; None if it has ended or is not visible
     name: str  # the name of the program; "?" if the process has ended
-    is_shared: bool  # readers and savers hold a shared lock, and gc holds an exclusive one
+    is_shared: bool  # readers and saves hold a shared lock, and gc holds an exclusive one
 
     def __str__(self) -> str:
         if self.pid <= 0:

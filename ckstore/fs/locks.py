@@ -1,9 +1,10 @@
-"""Locks on directories: rule L of the design.
+"""Lock directories (rule L of the design).
 
-To use a directory, hold a shared `flock` on the directory itself. To remove it, hold the exclusive one, taken without
-waiting. After every lock, the path must still refer to the locked inode. A directory that was renamed away and created
-again is another one. The lock follows a rename, needs only read permission, and ends with its holder. A forked child
-closes its copies of the descriptors, because a lock lasts as long as any descriptor of its open file.
+To use a directory, a process holds a shared `flock` on it. To remove a directory, a process holds an exclusive `flock`
+on it, which it requests without waiting. After every lock, the path must still refer to the locked inode, because a
+directory that was renamed away and created again has another inode. The lock follows a rename, needs only read
+permission, and ends with its holder. A forked child closes its copies of the descriptors, because a lock lasts as long
+as any descriptor of its open file.
 """
 
 from __future__ import annotations
@@ -24,26 +25,26 @@ from ckstore.fs.dirfd_stat import CLOSED, AnyPath, OpenDir, StorePath, at, close
 from ckstore.fs.lock_files import BUSY, LockFile
 from ckstore.fs.lock_holders import named_holders
 
-# Locks are polled, since a blocking flock has no deadline. A save holds the lock of a run only for some system calls.
+# Locks are polled, because a blocking flock has no deadline. A save holds the lock of a run only for some system calls.
 _POLL_FIRST_S = 0.001
-# Twenty polls a second cost nothing, and a waiting save loses no more time than one pause.
+# Twenty polls per second cost almost nothing, and a waiting save loses at most the time of one pause.
 _POLL_MOST_S = 0.05
 # A try fails only if the directory was replaced between open and lock.
 _LOCK_TRIES = 100
 
-# The set is weak, so that a forgotten lock is collected. Then it is released with a warning.
+# The references are weak, so that Python can collect a forgotten lock. The lock is then released with a warning.
 _held: weakref.WeakSet[DirectoryLock] = weakref.WeakSet()
 
 
 class DirectoryLock:
-    """A `flock` on a directory, held until `release`; a context manager."""
+    """A context manager for a `flock` on a directory, which is held until `release`."""
 
     __slots__ = ("__weakref__", "_inode", "_kept", "_owner", "_thread", "_where", "fd", "file")
 
     def __init__(self, where: AnyPath) -> None:
         self.fd = CLOSED
         self._where = where
-        self.file: LockFile | None = None  # the lock of the same thing that other hosts see, if there is one
+        self.file: LockFile | None = None  # a lock file that excludes other hosts, if the store is shared
         self._owner = os.getpid()
         self._thread = get_ident()
         self._inode: tuple[int, int] | None = None
@@ -68,19 +69,19 @@ class DirectoryLock:
                     fcntl.flock(self.fd, fcntl.LOCK_UN)
             finally:
                 fd, self.fd = self.fd, CLOSED
-                if fd >= 0:  # no handler of a signal runs between these lines
+                if fd >= 0:  # no signal handler runs between these lines
                     os.close(fd)
         while self._kept:
             self._kept.pop().close()
         _held.discard(self)
 
     def check(self) -> None:
-        """Check that the lock which other hosts see, if there is one, was not lost."""
+        """Check that the lock on the lock file was not lost. Without a lock file, do nothing."""
         if self.file is not None:
             self.file.check()
 
     def is_of_this_thread(self, inode: tuple[int, int]) -> bool:
-        """Whether this thread took the lock, on the directory with that device and inode number, and still holds it."""
+        """Whether this thread locked the directory with this device and inode number, and still holds the lock."""
         if self._thread != get_ident() or self.fd < 0:
             return False
         try:
@@ -97,8 +98,8 @@ class DirectoryLock:
             FileNotFoundError: The directory was removed or replaced.
             InUse: Another process has it locked now.
         """
-        # If the block raises, also by Ctrl-C, the directory remains unlocked. A wait or an `InUse` would hide the
-        # error.
+        # If the block raises, for example because of Ctrl-C, the directory remains unlocked. A wait or an `InUse` would
+        # hide the error.
         fcntl.flock(self.fd, fcntl.LOCK_UN)
         yield
         _wait_for(self.fd, fcntl.LOCK_SH, time.monotonic() + timeout_s, self._where)
@@ -112,7 +113,7 @@ class DirectoryLock:
 
     @property
     def inside(self) -> StorePath:
-        """The locked directory, wherever it is renamed."""
+        """The locked directory as a place, which remains valid if the directory is renamed."""
         return StorePath(self.path, (), self)
 
     def keep(self, directory: StorePath) -> OpenDir:
@@ -124,7 +125,7 @@ class DirectoryLock:
     def names(self, path: AnyPath) -> bool:
         """Whether `path` still refers to the locked directory."""
         # The inode of the locked directory is read only once. A filesystem in user space may look up an open directory
-        # by its last known path. After a rename whose answer was lost, that path may belong to another directory.
+        # by its last known path. If the reply to a rename was lost, that path may belong to another directory.
         try:
             with at(path) as (parent, name):
                 current = os.stat(name, dir_fd=parent, follow_symlinks=False)
@@ -168,7 +169,7 @@ def lock_exclusive(path: AnyPath, *, timeout_s: float) -> DirectoryLock:
 
 
 def try_exclusive(path: AnyPath) -> DirectoryLock | None:
-    """Lock the directory `path` for removal, without waiting. None if it is in use or missing, or access is denied."""
+    """Lock the directory `path` for removal without waiting, or return None if it is in use, missing or forbidden."""
     try:
         return _lock(path, fcntl.LOCK_EX, 0.0)
     except (InUse, FileNotFoundError, PermissionError):
@@ -178,7 +179,7 @@ def try_exclusive(path: AnyPath) -> DirectoryLock | None:
 def open_unlocked(path: AnyPath) -> DirectoryLock:
     """Open the directory `path` as a `DirectoryLock` that holds no lock.
 
-    Contents that were read are valid if `names` is still true for the path afterwards, because a process that deletes a
+    Contents that the caller read are valid if `names(path)` is still true afterwards, because a process that deletes a
     directory renames it first.
     """
     lock = DirectoryLock(path)
@@ -191,11 +192,11 @@ def open_unlocked(path: AnyPath) -> DirectoryLock:
 
 
 def is_locked(path: AnyPath) -> bool:
-    """Whether a process has the directory `path` locked now. A plan calls this thousands of times."""
+    """Whether a process has the directory `path` locked now. A plan of gc calls this thousands of times."""
     fd = open_directory(path, flags=os.O_NOFOLLOW)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # A child that was forked meanwhile has a copy of the descriptor, and must not keep the lock.
+        # A child that is forked at this moment gets a copy of the descriptor, which must not keep the lock.
         fcntl.flock(fd, fcntl.LOCK_UN)
     except OSError as error:
         if error.errno not in BUSY:
@@ -215,7 +216,7 @@ def _lock(path: AnyPath, kind: int, timeout_s: float) -> DirectoryLock:
             # two threads exclude each other.
             lock.fd = open_directory(path, flags=os.O_NOFOLLOW)
             _wait_for(lock.fd, kind, deadline, path)
-            # gc may have moved the directory to trash between open and lock. Then the lock protects nothing.
+            # gc may have moved the directory to trash between open and lock. In this case, the lock protects nothing.
             if lock.names(path):
                 return lock
         except BaseException:
@@ -236,12 +237,12 @@ def _wait_for(fd: int, kind: int, deadline: float, path: AnyPath) -> None:
                 raise
         else:
             return
-        # This is checked only after a refusal, so that it costs nothing in the common case.
+        # This check is made only after a refusal, so that it costs nothing in the common case.
         _refuse_own(fd, path)
         left_s = deadline - time.monotonic()
         if left_s <= 0:
-            # The holders are named only after a wait. A caller that only tries the lock may be refused in each of a
-            # thousand directories.
+            # The holders are named only after a wait. A caller that does not wait may be refused for a thousand
+            # directories, and reading /proc for each of them would take long.
             who = named_holders(os.fstat(fd)) if pause_s > _POLL_FIRST_S else ""
             msg = f"{path} is locked by another process{who}"
             raise InUse(msg, hint="wait until it is done; the lock ends with its holder")
@@ -250,8 +251,8 @@ def _wait_for(fd: int, kind: int, deadline: float, path: AnyPath) -> None:
 
 
 def _refuse_own(fd: int, path: AnyPath) -> None:
-    """Raise `InUse` if this thread itself holds the lock, as when a signal handler interrupted a call."""
-    # A thread that waits for its own lock would wait until the deadline.
+    """Raise `InUse` if this thread itself holds the lock, for example because a signal handler interrupted a call."""
+    # Otherwise, the thread would wait for its own lock until the deadline.
     status = os.fstat(fd)
     inode = (status.st_dev, status.st_ino)
     if any(lock.fd != fd and lock.is_of_this_thread(inode) for lock in list(_held)):

@@ -1,6 +1,6 @@
-"""Map files copy-on-write, several as one contiguous range of memory, or map a shared file in memory.
+"""Map blobs copy-on-write, several of them into one contiguous range of memory if needed, and map shared memory files.
 
-In a private mapping of a blob, a page is only copied when the program writes to it, and the blob never changes.
+In a private mapping of a blob, the kernel copies a page only when the program writes to it, and the blob never changes.
 Python's `mmap` keeps a descriptor open and cannot map a file at a given address, so the C library's function is used.
 """
 
@@ -22,7 +22,7 @@ _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 HUGE_BYTES = 2 * 2**20
 """The size of a huge page of x86-64, and of arm64 with pages of 4 KiB."""
 _MADV_COLLAPSE = 25
-"""The number of this advice since Linux 6.1, on all processors that ckstore supports. Source:
+"""The number of the advice MADV_COLLAPSE of Linux 6.1, on all processors that ckstore supports. Source:
 asm-generic/mman-common.h."""
 # The value is from linux/mman.h, because Python's mmap has no name for it.
 _MAP_FIXED = 0x10
@@ -39,7 +39,7 @@ class FilePart:
 
 
 def map_side_by_side(parts: Iterable[FilePart], total: int) -> memoryview:
-    """Return `total` bytes of writable memory that begin with the parts, one after another. Writes are private.
+    """Return `total` bytes of writable memory. They begin with the parts, one after another. Writes are private.
 
     `parts` may close a descriptor when the next part is requested. The memory is unmapped when no object refers to the
     returned view.
@@ -63,9 +63,9 @@ def map_file(fd: int, nbytes: int) -> memoryview:
 def map_shared(fd: int, nbytes: int, *, writable: bool) -> memoryview:
     """Return a shared mapping of the first `nbytes` of a file in memory, with huge pages if possible.
 
-    It is unmapped when no object refers to the view.
+    The memory is unmapped when no object refers to the returned view.
     """
-    # The kernel uses huge pages only from an address that is a multiple of their size. So a larger range is reserved.
+    # The kernel uses huge pages only at addresses that are multiples of their size. So a larger range is reserved.
     room_bytes = nbytes + HUGE_BYTES
     base = _map(None, room_bytes, mmap.PROT_READ, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)
     memory = _unmapped_with(base, room_bytes)
@@ -83,7 +83,7 @@ def gather_huge_pages(memory: memoryview) -> bool:
 
 
 def reserve(nbytes: int) -> memoryview:
-    """Return addresses for `nbytes` zeros, which take no memory until they are read. They must not be written to."""
+    """Reserve a range of addresses with `nbytes` zeros, which take no memory until they are read. Never write to it."""
     return _unmapped_with(_map(None, nbytes, mmap.PROT_READ, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1), nbytes)
 
 

@@ -1,4 +1,4 @@
-"""A file in memory without a name, which is read like other files and can be passed to another process."""
+"""Create files in memory that have no name. They are read like other files, and can be passed to other processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FORBIDDEN = frozenset((errno.EPERM, errno.EACCES, errno.ENOSYS))
 
 
 def open_memory(name: str) -> int:
-    """Return a descriptor of a new, empty file in memory, which the caller closes. /proc shows `name` for it."""
+    """Return a descriptor of a new, empty file in memory, which the caller closes. /proc shows `name` for the file."""
     # If a filter of system calls forbids memfd_create, the file is created in ``/dev/shm``, and its name is removed.
     try:
         return os.memfd_create(name, os.MFD_CLOEXEC)
@@ -46,12 +46,12 @@ def open_memory(name: str) -> int:
 
 
 def is_memory(link: str, name: str) -> bool:
-    """Whether /proc shows this text for a descriptor of a file that `open_memory` created with this name."""
+    """Whether `link`, the target of a descriptor in /proc, is a file that `open_memory` created with this name."""
     return f"{link} ".startswith(f"/memfd:{name} ") or link.startswith(f"{SHARED_MEMORY}/{name}-")
 
 
 def memory_file(data: memoryview) -> int:
-    """Return a descriptor of a file with these bytes, which the caller closes."""
+    """Return a descriptor of a file in memory with these bytes. The caller closes the descriptor."""
     fd = open_memory("ckstore")
     try:
         write_all(fd, data)

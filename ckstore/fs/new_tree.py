@@ -1,9 +1,9 @@
-"""A directory that is built next to its destination and published there as a whole, by one rename.
+"""Build a directory next to its destination, and publish the whole directory with one rename.
 
-All files in it are accessed through descriptors, without following a symlink. So no process that changes names during
-the build can redirect a write. The builder holds a shared lock on the directory. When the same user builds for the same
-destination again, the leftovers of a killed builder are removed. Files of other users in the parent are not touched,
-and the builder tries random names until one is free.
+All files in the directory are accessed through descriptors, without following symlinks. So no process that changes
+names during the build can redirect a write. The builder holds a shared lock on the directory. When the same user builds
+for the same destination again, the leftovers of a killed builder are removed. Files of other users in the parent remain
+unchanged. The builder tries random names until one is free.
 """
 
 from __future__ import annotations
@@ -33,30 +33,30 @@ _REPLACED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
 
 class NewTree:
-    """A tree that is being built; a context manager that removes it unless it was published."""
+    """A context manager for a tree that is being built. It removes the tree unless the tree was published."""
 
     def __init__(self, destination: Path, path: Path, lock: locks.DirectoryLock, mode: int) -> None:
         self.destination = destination
-        self.path = path  # the directory in which it is built, next to the destination
+        self.path = path  # the directory in which the tree is built, next to the destination
         self._lock = lock
         self._modes: dict[str, int] = {"": mode}
         self._published = False
 
     @classmethod
     def beside(cls, destination: Path, *, one_file: bool = False, others: Iterable[str] = ()) -> NewTree:
-        """Begin a tree for `destination`, which may be an empty directory. Its parent must exist.
+        """Begin a tree for `destination`, which may be an empty directory. The parent of `destination` must exist.
 
         Args:
             destination: The path at which the tree is published.
             one_file: Whether `publish_file` publishes the tree. Then `destination` must not exist.
-            others: Names in the directory of the destination that must not exist.
+            others: Names that must not exist in the parent of the destination.
 
         Raises:
             BadInput: A file already exists, the parent is missing or this user may not write to it, or other processes
                 remove each new directory.
         """
         destination = Path(os.path.abspath(destination))
-        mode = 0o777 & ~_umask()  # it is read first, because it may fail
+        mode = 0o777 & ~_umask()  # the umask is read first, because reading it may fail
         try:
             _check_free(destination, or_empty=not one_file)
             for name in others:
@@ -73,9 +73,10 @@ class NewTree:
         return cls(destination, path, lock, mode)
 
     def make_directory(self, path: str, mode: int | None = None) -> None:
-        """Create the directory `path`, relative to the tree. Its parents must exist. It gets `mode` at the end.
+        """Create the directory `path`, relative to the tree. The parents of `path` must exist.
 
-        If `mode` is missing, it gets 0o777 without the bits of the umask.
+        `publish` gives the directory the permissions `mode`. If `mode` is None, it uses 0o777 without the bits of the
+        umask.
         """
         with self._parent(path) as (parent, name):
             os.mkdir(name, _BUILD_MODE, dir_fd=parent)
@@ -83,9 +84,10 @@ class NewTree:
 
     @contextmanager
     def create_file(self, path: str, mode: int | None = None) -> Iterator[int]:
-        """Create the file `path` and yield a descriptor to write and read it. It is durable at the end of the block.
+        """Create the file `path` and yield a descriptor to write and read it.
 
-        Its directory must exist. If `mode` is missing, it gets 0o666 without the bits of the umask.
+        The content is durable at the end of the block. The directory of `path` must exist. If `mode` is None, the
+        permissions are 0o666 without the bits of the umask.
         """
         with self._parent(path) as (parent, name), files.opened(name, _CREATE, dir_fd=parent) as fd:
             yield fd
@@ -99,7 +101,7 @@ class NewTree:
             os.link(existing, name, src_dir_fd=dir_fd, dst_dir_fd=parent, follow_symlinks=False)
 
     def make_symlink(self, path: str, target: str) -> None:
-        """Create the symlink `path` with this target. It is never followed."""
+        """Create the symlink `path` with this target. The builder never follows it."""
         with self._parent(path) as (parent, name):
             os.symlink(target, name, dir_fd=parent)
 
@@ -135,7 +137,7 @@ class NewTree:
 
         Args:
             name: The name of the file in the tree.
-            beside: Files of the tree that are then linked, in this order, into the directory of the destination.
+            beside: Files of the tree to link into the parent of the destination afterwards, in this order.
 
         Raises:
             BadInput: A file exists at the destination now, or the filesystem has no hardlinks.
@@ -156,7 +158,7 @@ class NewTree:
         for other in beside:
             self._publish_beside(other)
         self._make_durable()
-        with suppress(OSError):  # the next builder removes the rest
+        with suppress(OSError):  # the next builder removes the leftovers
             _remove(self.path, self._lock)
         self._published = True
 
@@ -165,7 +167,7 @@ class NewTree:
         try:
             os.link(name, path, src_dir_fd=self._lock.fd, follow_symlinks=False)
         except OSError as error:
-            # Callers would report the OSError of a full disk with the words "nothing was left behind".
+            # Callers would report the OSError of a full disk with "nothing was left behind", which is wrong here.
             reason = os.strerror(error.errno or 0)
             msg = f"{self.destination} is complete, but {path} cannot be created: {reason}"
             raise CkstoreError(msg, hint="remove it and write it again") from error
@@ -204,7 +206,7 @@ class NewTree:
                 _remove(self.path, self._lock)
         except OSError:
             if error is None:
-                raise  # an earlier error is more important, and the next builder removes the rest
+                raise  # an earlier error is more important, and the next builder removes the leftovers
         finally:
             self._lock.release()
 
@@ -218,7 +220,7 @@ def _begin(destination: Path) -> tuple[Path, locks.DirectoryLock]:
         except FileExistsError:
             continue
         try:
-            # Before it is locked, another builder may mistake the directory for a leftover and remove it.
+            # Until the directory is locked, another builder may mistake it for a leftover and remove it.
             lock = locks.lock_shared(path)
         except OSError as error:  # the directory was removed or replaced by another file
             if error.errno not in _REPLACED:
@@ -241,7 +243,7 @@ def _is_ours(lock: locks.DirectoryLock) -> bool:
 
 
 def _prefix(destination: Path) -> str:
-    """Return the prefix of the names of trees for `destination`. It is short even if the destination's name is long."""
+    """Return the prefix of the names of trees for `destination`. It is short even if that name is long."""
     return f".{os.fsdecode(os.fsencode(destination.name)[:100])}.ckstore-"
 
 
@@ -258,7 +260,7 @@ def _no_parent(destination: Path, error: OSError) -> BadInput:
 
 
 def _check_free(destination: Path, *, or_empty: bool = True) -> None:
-    """Raise unless the destination is free, or an empty directory if `or_empty`."""
+    """Raise `BadInput` if the destination exists. With `or_empty`, an empty directory is allowed."""
     try:
         status = os.stat(destination, follow_symlinks=False)
     except FileNotFoundError:
@@ -285,7 +287,7 @@ def remove_dead(destination: Path) -> None:
     for name in names:
         if name.startswith(_prefix(destination)):
             path = destination.parent / name
-            # A living builder holds a shared lock. So if this lock is granted, the builder is dead.
+            # A running builder holds a shared lock. So if this lock is granted, the builder is dead.
             with suppress(OSError, InUse), locks.lock_exclusive(path, timeout_s=0.0) as lock:
                 if _is_ours(lock):
                     _remove(path, lock)
@@ -293,7 +295,7 @@ def remove_dead(destination: Path) -> None:
 
 def remove_published(path: Path) -> None:
     """Remove a published tree. It is renamed first, so that no other process finds a part of it."""
-    # If this process dies before the end, the next `remove_dead` of the same path removes the rest.
+    # If this process dies before the end, the next `remove_dead` for the same path removes the remaining files.
     hidden = path.parent / f"{_prefix(path)}{secrets.token_hex(6)}"
     links.rename(path, hidden)
     files.sync_name(hidden)
@@ -303,8 +305,8 @@ def remove_published(path: Path) -> None:
 
 def _remove(path: Path, lock: locks.DirectoryLock) -> None:
     """Remove the locked tree, even if a directory in it already has its final permissions."""
-    # The contents are removed through the descriptor. If another user replaced `path`, only an empty directory is
-    # removed there. After an error, the removal is repeated once, because a call on a shared filesystem may get a stale
+    # The contents are removed through the descriptor. If another user replaced `path`, `rmdir` can only remove an empty
+    # directory. After an error, the removal is repeated once, because a call on a shared filesystem may get a stale
     # handle.
     try:
         _empty(lock.fd)
@@ -315,7 +317,7 @@ def _remove(path: Path, lock: locks.DirectoryLock) -> None:
 
 
 def _empty(fd: int) -> None:
-    """Remove everything in an open directory of any depth. Nested directories are moved up first."""
+    """Remove everything in an open directory of any depth."""
     while names := os.listdir(fd):
         for name in names:
             if not _opened_up(name, fd):
@@ -324,7 +326,7 @@ def _empty(fd: int) -> None:
             with files.opened(name, _DIRECTORY, dir_fd=fd) as inner:
                 for deeper in os.listdir(inner):
                     if _opened_up(deeper, inner):
-                        # The directory moves up by one level, so neither recursion nor long paths are needed.
+                        # The directory is moved up one level, so that neither recursion nor long paths are needed.
                         os.rename(deeper, secrets.token_hex(8), src_dir_fd=inner, dst_dir_fd=fd)
                     else:
                         os.unlink(deeper, dir_fd=inner)
@@ -332,14 +334,14 @@ def _empty(fd: int) -> None:
 
 
 def _opened_up(name: str, dir_fd: int) -> bool:
-    """Whether this is a directory. If so, its owner may list and change it afterwards."""
+    """Whether `name` is a directory. If so, give its owner permission to list and change it."""
     status = os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
     if not stat.S_ISDIR(status.st_mode):
         return False
     if status.st_mode & _BUILD_MODE != _BUILD_MODE:
         with files.opened(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=dir_fd) as fd:
-            # fchmod refuses an O_PATH descriptor, and the mode may forbid any other open. The directory's name may have
-            # been given to another file.
+            # fchmod refuses an O_PATH descriptor, and the mode may forbid any other kind of open. chmod does not use
+            # the name of the directory, because the name may now belong to another file.
             os.chmod(f"/proc/self/fd/{fd}", _BUILD_MODE)
     return True
 

@@ -26,7 +26,7 @@ _UNAVAILABLE = (errno.ENOSYS, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EN
 
 
 class Watch:
-    """Reports new names in a directory; a context manager. Changes by other hosts are not reported."""
+    """A context manager that reports new names in a directory. Changes by other hosts are not reported."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -46,8 +46,8 @@ class Watch:
         try:
             with files.opened_directory(directory) as opened:
                 mask = _IN_CREATE | _IN_MOVED_TO | _IN_DELETE_SELF | _IN_MOVE_SELF
-                # inotify needs a path, and a path in the store could be redirected by a symlink (rule N). The path of
-                # the descriptor in /proc cannot.
+                # inotify needs a path, and a symlink could redirect a path in the store (rule N). A symlink cannot
+                # redirect the path of the descriptor in /proc.
                 added = libc.inotify_add_watch(fd, os.fsencode(f"/proc/self/fd/{opened}"), mask)
                 code = ctypes.get_errno()
         except BaseException:
@@ -64,7 +64,7 @@ class Watch:
 
         Return None if names were lost, or if the directory was moved or deleted.
         """
-        # select does not support descriptors above 1023, which a trainer with many open files has.
+        # `select` does not support descriptors above 1023, and a trainer with many open files has such descriptors.
         waiting = select.poll()
         waiting.register(self._fd, select.POLLIN)
         waiting.poll(max(timeout_s, 0.0) * 1000)

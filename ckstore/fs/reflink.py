@@ -12,11 +12,12 @@ _FICLONERANGE = 0x4020940D
 # blocks; or the target is immutable. The caller then copies the data.
 _CANNOT = (errno.EOPNOTSUPP, errno.ENOTTY, errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EPERM, errno.ETXTBSY)
 BLOCK_BYTES = 4096
-"""Offsets must be multiples of the filesystem's block size. So must lengths, unless the range ends with the source."""
+"""The usual block size of a filesystem. Offsets must be multiples of it. Lengths must also be multiples of it, unless the
+range ends at the end of the source."""
 
 
 def try_share(source: int, source_offset: int, nbytes: int, target: int, target_offset: int) -> bool:
-    """Share the blocks of a range of the open file `source` with a range of `target`. Return False if not possible."""
+    """Share the blocks of a range of the open file `source` with a range of `target`. Return False if impossible."""
     try:
         fcntl.ioctl(target, _FICLONERANGE, struct.pack("qQQQ", source, source_offset, nbytes, target_offset))
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Functions of `statx` beyond `stat`: the alignment of direct I/O, and fresh attributes from the server."""
+"""Call `statx` to get the alignment of direct I/O, and to refresh attributes from a file server."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def direct_io_bytes(path: AnyPath) -> int | None:
 
 def refresh(path: AnyPath) -> None:
     """Ask the server for the current attributes of a file, so that the next `stat` returns them."""
-    # A host caches the attributes of files on a network filesystem for some seconds. If the server cannot be asked, as
-    # with an old C library, nothing happens.
+    # A host caches the attributes of files on a network filesystem for some seconds. With an old C library, this
+    # function does nothing.
     try:
         call = _libc.statx
     except AttributeError:  # an old C library

@@ -1,8 +1,9 @@
-"""Inspect files outside the store: list a directory, and check whether it is unchanged.
+"""Inspect files outside the store: list directories, read files, and detect changed files.
 
-Folders of other programs, which may be hostile, are only accessed with this module. Every step below the path that the
-user named uses a descriptor and follows no symlink (`ckstore.fs.dirfd_stat`), and only regular files are read.
-`files_below` is an exception: it lists the user's own files by their paths.
+Folders of other programs may be hostile, and are accessed only through this module. Below the path that the user gave,
+every directory and file is opened relative to its parent's descriptor, without following symlinks
+(`ckstore.fs.dirfd_stat`). Only regular files are read. `files_below` is an exception: it lists the user's own files by
+their paths.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class Entry:
         try:
             fd = open_at(self.where, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
             try:
-                # The status of the descriptor is that of the file that is read. The name may have got another file.
+                # The status is read from the descriptor, because the name may now belong to another file.
                 now = os.fstat(fd)
                 if was != (now.st_ino, now.st_dev, now.st_size, now.st_mtime_ns, now.st_ctime_ns):
                     raise changed(self.path)
@@ -74,7 +75,7 @@ class Entry:
             raise
 
     def content(self) -> bytes:
-        """Return the bytes of the file. The caller must check its size before."""
+        """Return the bytes of the file. The caller must check the size of the file first."""
         data = bytearray(self.nbytes)
         self.read_into(0, memoryview(data))
         return bytes(data)
@@ -87,7 +88,7 @@ def changed(path: str) -> StateChanged:
 
 
 def foreign(path: str | os.PathLike[str]) -> StorePath:
-    """Return the place of a folder of another program. `path` is the path that the user gave."""
+    """Return the folder of another program at `path`, which the user gave, as a place."""
     return StorePath(os.path.abspath(path), is_foreign=True)
 
 
@@ -136,7 +137,7 @@ def walk(where: StorePath, path: str = "") -> Iterator[Entry]:
     Raises:
         CannotStore: An entry is not a file, directory or symlink, or directories are nested too deep.
     """
-    # A stack is used, because a folder of another program may be nested deeper than Python's limit of recursion.
+    # A stack is used, because a folder of another program may be nested deeper than Python's recursion limit.
     waiting = _entries_of(where, path)
     while waiting:
         entry = waiting.pop()
@@ -159,7 +160,7 @@ def _entries_of(where: StorePath, path: str) -> list[Entry]:
 def files_below(top: Path) -> Iterator[Path]:
     """Yield all files below a directory, except directories, without following symlinks.
 
-    Unreadable directories are skipped, and so are directories whose path is too long for the kernel.
+    It skips directories that are unreadable, or whose path is too long for the kernel.
     """
     waiting = [os.fspath(top)]
     while waiting:

@@ -1,1 +1,1 @@
-"""Facts about this host from the kernel: mounts, devices, memory, folders of the user."""
+"""Read facts about this host: its mounts, devices and memory, and the folders of the user."""

@@ -38,7 +38,7 @@ def cause_of(paths: Iterable[str | bytes]) -> str:
 
 
 def said_of_projects(folders: Iterable[AnyPath]) -> str:
-    """Return a sentence about directories with different project ids. Empty if the ids are equal or one is unknown."""
+    """Return a sentence about directories with different project ids, or "" if the ids are equal or one is unknown."""
     found = {project_of(folder): folder for folder in folders}
     if None in found or len(found) < 2:
         return ""
@@ -47,7 +47,7 @@ def said_of_projects(folders: Iterable[AnyPath]) -> str:
 
 
 def project_of(folder: AnyPath) -> int | None:
-    """Return the project id of a directory, which XFS and ext4 use for quotas. None if its filesystem has no ids."""
+    """Return the project id of a directory, which XFS and ext4 use for quotas, or None if the filesystem has no ids."""
     fd = open_directory(folder)
     try:
         answer = fcntl.ioctl(fd, _FS_IOC_FSGETXATTR, bytes(_FSXATTR.size))

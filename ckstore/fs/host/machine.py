@@ -1,4 +1,4 @@
-"""Facts that the kernel reports about the machine of a store: dirty pages, read-ahead, links, leases, reflinks."""
+"""Read facts that the kernel reports about this machine: dirty pages, read-ahead, links, leases, reflinks."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def lease_support(path: AnyPath) -> str:
 
 
 def can_reflink(directory: AnyPath) -> bool | None:
-    """Return whether files in `directory` can share blocks, by a test with two unnamed files. None if it failed."""
+    """Test with two unnamed files whether files in `directory` can share blocks. Return None if the test failed."""
     with ExitStack() as opened:
         try:
             one, other = (

@@ -1,4 +1,4 @@
-"""The memory that this process can still allocate, according to the kernel."""
+"""Compute the memory that this process can still allocate, from limits and counts of the kernel."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _MEMINFO = "/proc/meminfo"
 _OWN_GROUPS = "/proc/self/cgroup"
 _MOUNTS = "/proc/self/mountinfo"
 _NO_LIMIT_BYTES = 2**62
-"""A limit of this many bytes or more means that the control group has none. Version 1 then reports almost 2**63."""
+"""A limit of this many bytes or more means that the control group has no limit. Version 1 then reports almost 2**63."""
 
 
 class _Files(NamedTuple):
-    """The names of a control group's files for limit and usage, and of the cache counts in its `memory.stat`."""
+    """The names of the files of a control group for limit and usage, and the names of cache counts in `memory.stat`."""
 
     limit: str
     used: str
@@ -67,7 +67,7 @@ def _of_groups() -> Iterator[Left]:
         if not paths or (kind == "cgroup" and "memory" not in options.split(",")):
             continue
         path = paths[0]
-        # In a container, the mount shows a part of the tree, and the group may have the path that the host sees.
+        # In a container, the mount shows only a part of the tree, but the path of the group may be that on the host.
         inner = f"{path}/".removeprefix(f"{root}/".replace("//", "/")) if f"{path}/".startswith(root) else ""
         names = [name for name in inner.split("/") if name]
         # The limits of all parent groups apply as well.

@@ -1,8 +1,9 @@
-"""The filesystem at a path, layer by layer, from the table of mounts and ``/sys``. Nothing is written.
+"""Determine the filesystem at a path and the filesystems under it, from the table of mounts and ``/sys``.
 
-An overlay stores its files on the filesystem of its upper layer, and a loop device stores them in a file on another
-filesystem. This underlying filesystem is also inspected if the path that the kernel reports leads to it. In a
-container, the path often does not, and the underlying filesystem is then unknown.
+An overlay stores its files on the filesystem of its upper layer. A filesystem on a loop device is stored in a file on
+another filesystem. The kernel reports the path of this layer or file. If the path is valid in this process, the
+underlying filesystem is also inspected. In a container, the path is often not valid, and the underlying filesystem
+remains unknown. Nothing is written.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from ckstore.model.doctor.place import JOURNALED, PlaceFacts
 # The number of layers is limited, because a false table of mounts could contain a cycle.
 _MOST_LAYERS = 4
 _NOT_SHOWN = (FileNotFoundError, NotADirectoryError, PermissionError)
-"""The errors if ``/proc`` is missing, is not the kernel's, or hides the file. Any other error is raised."""
+"""The errors that occur if ``/proc`` is missing, is not the kernel's, or hides the file. Other errors are raised."""
 
 
 class _Mount(NamedTuple):
@@ -57,7 +58,7 @@ def examine(path: Path, *, layers: int = _MOST_LAYERS) -> PlaceFacts:
 
 
 def _mount_of(path: Path) -> _Mount:
-    """Return the mount of `path`. Without the table of mounts, only the type is known, from the number in `statfs`."""
+    """Return the mount of `path`. Without the table of mounts, only the type is known, from `statfs`."""
     status = os.stat(path)
     number = f"{os.major(status.st_dev)}:{os.minor(status.st_dev)}"
     # Prefer the id of the mount: a bind mount has the same device number as another mount, but its own options.
@@ -75,7 +76,7 @@ def _mount_of(path: Path) -> _Mount:
         if fields[2] == number or fields[0] == str(number_of_mount):
             options = frozenset(fields[5].split(",")) | frozenset((rest[2] if len(rest) > 2 else "").split(","))
             best = _Mount(fields[2], rest[0], _unescaped(fields[4]), _unescaped(rest[1]), options)
-            # A filesystem may be mounted at several places with different options, so only the id is certain.
+            # A filesystem may be mounted in several places with different options. Only the id identifies a mount.
             if fields[0] == str(number_of_mount):
                 break
     return best if best.kind else best._replace(kind=statfs.kind_by_number(path))
@@ -101,8 +102,8 @@ def _unescaped(text: str) -> str:
 
 def _disk(mount: _Mount) -> str:
     """Return the kernel's name of the block device of a mount, or "" if it has none or ``/sys`` does not show it."""
-    # Try the number first, since a name such as ``/dev/root`` need not exist. Then try the name, since the number of a
-    # btrfs mount is not that of a device.
+    # Try the number first, because a name such as ``/dev/root`` need not exist. Then try the name, because the number
+    # of a btrfs mount is not the number of a device.
     for where in (f"/sys/dev/block/{mount.number}", f"/sys/class/block/{os.path.basename(mount.source)}"):
         # The entry is a symlink into /sys/devices. The last component of its target is the kernel's name of the device.
         found = os.path.realpath(where)
@@ -112,7 +113,7 @@ def _disk(mount: _Mount) -> str:
 
 
 def _below(mount: _Mount, disk: str, layers: int) -> PlaceFacts | None:
-    """Return the filesystem that contains the files of this one, or None if it is not visible or does not exist."""
+    """Return the filesystem under that of a mount, or None if it does not exist or is not visible."""
     if mount.kind == "overlay":
         folder = _upper_layer(mount)
     elif disk.startswith("loop"):
@@ -127,8 +128,9 @@ def _below(mount: _Mount, disk: str, layers: int) -> PlaceFacts | None:
 
 def _upper_layer(mount: _Mount) -> Path | None:
     """Return the upper layer of an overlay, or None if the paths of its mount do not lead to it."""
-    # The paths are those that the mounting process used, and may mean another directory in this process. The right
-    # working directory contains ``work``, which overlayfs creates, and is on the same filesystem as the upper layer.
+    # The paths are those of the process that mounted the overlay. In this process, they may name other directories. The
+    # right working directory contains ``work``, which overlayfs creates, and is on the same filesystem as the upper
+    # layer.
     paths = {}
     for option in mount.options:
         name, _, value = option.partition("=")

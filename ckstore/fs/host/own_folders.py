@@ -1,4 +1,7 @@
-"""Folders of this user on this host for files that can be rebuilt, such as the index of a shared store."""
+"""Find and create folders of this user on this host, for files that can be rebuilt.
+
+An example is the index of a shared store.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +22,8 @@ _PRIVATE = 0o700
 def cache_folder() -> Path | None:
     """Return the folder for ckstore's files on this host, in the user's cache, or None if no folder is suitable.
 
-    The folder need not exist. It is in ``/var/tmp`` or ``/tmp`` if the home is missing, is on a filesystem that other
-    hosts share, or belongs to another user, as it may after ``sudo``.
+    The folder need not exist. It is in ``/var/tmp`` or ``/tmp`` if the home directory is missing, is on a filesystem
+    that other hosts share, or belongs to another user, which can happen after ``sudo``.
     """
     for folder in _candidates():
         try:
@@ -32,7 +35,8 @@ def cache_folder() -> Path | None:
         if str(folder.parent) in _TEMPORARY:
             is_suitable = _is_ours(folder)
         else:
-            # After sudo, HOME can be that of another user, who could not change files that root creates there.
+            # After sudo, HOME can be the home directory of another user. That user could not change the files that root
+            # creates in it.
             is_suitable = os.stat(existing).st_uid == os.geteuid() and os.access(existing, os.W_OK | os.X_OK)
         if is_suitable:
             return folder
@@ -89,7 +93,7 @@ def _is_ours(folder: Path) -> bool:
 def make_private(folder: Path) -> None:
     """Create a directory and its missing parents for this user only. Existing directories remain unchanged."""
     missing = []
-    # The levels are created one by one, because os.makedirs sets the mode of the last one only.
+    # The levels are created one by one, because os.makedirs sets the mode only for the last level.
     while not folder.is_dir():
         missing.append(folder)
         folder = folder.parent

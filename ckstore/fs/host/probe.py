@@ -22,7 +22,7 @@ _OWN_PREFIX = "try-"
 # A try fails only if another process that opens the store at the same time removes the directory as a leftover.
 _TRIES = 20
 _UNABLE = (errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS, errno.EINVAL, errno.ENOTTY)
-"""Errors which show that a filesystem does not support an operation. Other errors only concern this attempt."""
+"""Errors which show that a filesystem does not support an operation. Other errors concern only this attempt."""
 
 # The stores that this process has tested, as device, inode and id of the mount. A bind mount of the same directory is
 # tested separately, because links across it can fail.
@@ -72,12 +72,12 @@ def check_able(
 
 
 def try_links(staging: StorePath, others: Sequence[StorePath]) -> None:
-    """Test the hardlinks and renames that a store needs, and whether names that differ only in case are different.
+    """Test the hardlinks and renames that a store needs, and whether the filesystem distinguishes case in names.
 
-    If they are not, two runs or tags could have the same name.
+    Otherwise, the names of two runs or two tags could mean the same file.
     """
-    # The test uses a new directory in `staging`, and locks it as a save does. So `remove_leftovers` can distinguish a
-    # running test from the leftovers of a killed process.
+    # The test uses a new directory in `staging`, and locks it as a save does, so that no process sweeps it during the
+    # test. `remove_leftovers` relies on this: a name without such a directory is a leftover of a killed process.
     name, lock = _own_directory(staging)
     own = lock.inside
     made: list[StorePath] = []
@@ -119,7 +119,7 @@ def _try_between(
         made.append(path)
         _try_case(path)
         statx.refresh(first)  # the cache of a network filesystem may have the old link count
-        # gc relies on the link count. On a filesystem without link counts, it would free blobs that checkpoints use.
+        # gc relies on the link count. On a filesystem without link counts, gc would free blobs that checkpoints use.
         if dirfd_stat.status(first).st_nlink < 2:
             raise UnsafePlace(f"{staging.top}: hardlinks are not counted there", hint="use ext4, XFS or btrfs")
         # gc and deletions rename files out of a directory. A quota or an ACL can forbid this and still allow links into
@@ -159,10 +159,10 @@ def _try(act: str, where: StorePath, do: Callable[[], None]) -> None:
 
 
 def remove_leftovers(staging: StorePath, others: Sequence[StorePath]) -> None:
-    """Remove names that killed processes left while they tested links. Names of running processes remain."""
+    """Remove the temporary names of tests whose process was killed. Names of running tests remain."""
     for directory in others:
         for name in dirfd_stat.names(directory):
-            # While a test runs, its directory in `staging` exists. A test removes that directory last.
+            # While a test runs, its directory in `staging` exists. A test removes this directory last.
             if name.startswith(TRY_PREFIX) and not dirfd_stat.exists(staging / name[1:]):
                 with suppress(FileNotFoundError, PermissionError):  # in a sticky directory, only the owner may remove
                     links.unlink(directory / name)

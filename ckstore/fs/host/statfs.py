@@ -1,4 +1,7 @@
-"""The type of a filesystem from `statfs`, which `os.statvfs` does not return, without reading the table of mounts."""
+"""Determine the type of a filesystem with `statfs`, for use without the table of mounts.
+
+`os.statvfs` does not return the type.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ _SHARED = {
 }
 
 _SIZE = 256
-"""The size of the buffer, in bytes. The kernel's structure has at most 120. Its first member, a long, is the number."""
+"""The size of the buffer, in bytes. The kernel's structure has at most 120 bytes and begins with the number, a long."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
