@@ -12,7 +12,7 @@ _FICLONERANGE = 0x4020940D
 # blocks; or the target is immutable. The caller then copies the data.
 _CANNOT = (errno.EOPNOTSUPP, errno.ENOTTY, errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EPERM, errno.ETXTBSY)
 BLOCK_BYTES = 4096
-"""The usual block size of a filesystem. Offsets must be multiples of it. Lengths must also be multiples of it, unless the
+"""The usual block size of a filesystem. Offsets must be multiples of it. Lengths must also be multiples, unless the
 range ends at the end of the source."""
 
 

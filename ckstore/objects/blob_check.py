@@ -16,11 +16,11 @@ from ckstore.model.manifest.manifest import BlobRecord
 from ckstore.objects import blobs
 from ckstore.objects.checkpoints import CheckpointDirectory
 
-# The size of one read. It is large enough for sequential reading, and small enough that pauses between reads are even.
+# The size of one read. It is large enough for sequential reading, and small enough for short pauses between reads.
 READ_BYTES = 4 * 2**20
 
 Piece = tuple[str, int, int]
-"""Digest, offset in the blob and length, both in bytes."""
+"""The digest, the offset in the blob, and the length. Offset and length are in bytes."""
 
 Pace = Callable[[int], None]
 """A function that is called with the number of bytes of the next read, and may wait."""
@@ -33,7 +33,7 @@ class Checked:
     problem: str = ""  # why the blob does not match its name; empty if it matches
     bad: dict[Piece, str] = field(default_factory=dict)  # piece with damaged or missing bytes -> its problem
     read_bytes: int = 0  # how many bytes of the blob were read and compared
-    absent: bool = False  # whether there is no file of that size
+    absent: bool = False  # whether the file is missing, has another size, or cannot be opened
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,20 +41,20 @@ class ReadMode:
     """Options for reading blobs."""
 
     buffer: memoryview  # from `buffers.aligned_buffer`, of `READ_BYTES` bytes; no other reader may use it meanwhile
-    may_touch: bool = False  # whether times may be set
+    may_touch: bool = False  # whether the modification times of blobs may be changed
     # Whether the stamp of a damaged blob is removed. False if the same inode is correct under another name.
     may_distrust: bool = True
     pace: Pace | None = None  # called before each read
-    by_size: bool = False  # whether all pieces of a file of another size count as damaged without being read
+    by_size: bool = False  # whether all pieces of a file with the wrong size count as damaged without being read
 
 
 def check_blob(
     directory: CheckpointDirectory, blob: BlobRecord, pieces: Iterable[Piece], how: ReadMode, *, whole: bool = True
 ) -> Checked:
     """Check a blob of an open checkpoint, and some of its pieces. Without `whole`, only these pieces are read."""
-    # The bytes are read from the disk (`ckstore.fs.direct`). If times may be set, a right blob without a stamp is
-    # stamped, and the stamp of a damaged blob is removed, so that no save relies on it. A stamp is a time that only
-    # ckstore sets (`ckstore.fs.blob_time`).
+    # The bytes are read from the disk (`ckstore.fs.direct`). If `may_touch` is set, an intact blob without a stamp is
+    # stamped, and the stamp of a damaged blob is removed, so that no save relies on the blob. A stamp is a time that
+    # only ckstore sets (`ckstore.fs.blob_time`).
     pieces = list(pieces)
     try:
         place = directory.blobs.inside / blob.digest
@@ -70,14 +70,14 @@ def check_file(path: StorePath, blob: BlobRecord, how: ReadMode) -> Checked:
 
 def _check(path: StorePath, blob: BlobRecord, pieces: list[Piece], how: ReadMode, *, whole: bool) -> Checked:
     try:
-        # Read from the disk: right bytes in the page cache would hide a rotten sector until the next restart.
+        # Read from the disk: correct bytes in the page cache would hide a damaged sector until the next restart.
         with direct.opened_uncached(path) as file:
             return _check_open(file, blob, pieces, how, whole=whole)
     except (FileNotFoundError, NotADirectoryError):
         return _all_bad(blobs.why_absent(blob.digest, blob.nbytes, None), pieces)
     except OSError as error:
-        # ELOOP means a symlink in place of the blob, and ENXIO a socket. Other errors are not about the blob, and must
-        # not mark it as damaged.
+        # EIO means that the disk cannot read the blob. ELOOP means that a symlink has the name of the blob, and ENXIO
+        # that a socket has it. Other errors are not about the blob, and must not mark it as damaged.
         if error.errno not in (errno.ELOOP, errno.EIO, errno.ENXIO):
             raise
         return _all_bad(f"blob {blob.digest} cannot be opened: {error.strerror}", pieces)
@@ -93,12 +93,12 @@ def _check_open(
     status = os.fstat(file.fd)
     problem = blobs.why_absent(blob.digest, blob.nbytes, status)
     if problem:
-        # A device or a pipe in place of the blob must not be read, since the read might never end.
+        # A device or a pipe with the name of the blob must not be read, because the read might never end.
         if how.by_size or not stat.S_ISREG(status.st_mode):
             return _all_bad(problem, pieces)
         bad = {piece: problem for piece in pieces if _compare(file, piece, how)}
         return Checked(problem, bad, sum(piece[2] for piece in pieces), absent=True)
-    # Only a blob that is read completely may be stamped, since one right part does not prove that the rest is right.
+    # Only a blob that is read completely may be stamped, because one correct part does not prove that all are correct.
     if how.may_touch and whole and not blobs.looks_untouched(status, blob.nbytes):
         checked = _check_touched(file, blob, pieces, how)
     else:
@@ -109,13 +109,13 @@ def _check_open(
 
 
 def _check_touched(file: direct.UncachedFile, blob: BlobRecord, pieces: list[Piece], how: ReadMode) -> Checked:
-    """Check a blob that a program may have written to. If it is right, it is stamped."""
-    # If its time cannot be set (another user's file, a full disk), it is only compared, and remains suspect. Read the
-    # status before the time is changed: if the file is not a blob, it gets its old time back.
+    """Check a blob that a program may have written to. If the blob is intact, stamp it."""
+    # If the time of the blob cannot be set (another user's file, a full disk), the blob is only compared, and remains
+    # suspect. Read the status before changing the time: if the file is not a blob, its old time is restored.
     before = os.fstat(file.fd)
     if blob.nbytes <= READ_BYTES:
-        # For a small blob, an fsync takes longer than a read. Compare first, so that 100,000 wrong files do not cost
-        # 100,000 fsyncs.
+        # For a small blob, an fsync takes longer than a read. Compare first, so that 100,000 damaged files do not
+        # require 100,000 fsyncs.
         checked = _compare_all(file, blob, pieces, how, whole=True)
         if checked.problem:
             with suppress(OSError):
@@ -126,9 +126,9 @@ def _check_touched(file: direct.UncachedFile, blob: BlobRecord, pieces: list[Pie
     except OSError:
         return _compare_all(file, blob, pieces, how, whole=True)
     try:
-        # Make the blob durable before it is read, since right bytes in dirty pages may never reach the disk (law D2).
+        # Make the blob durable before reading it, because bytes in dirty pages may never reach the disk (law D2).
         os.fsync(file.fd)
-    except OSError as error:  # the bytes may be in memory only, and a second fsync would not report that
+    except OSError as error:  # the bytes may be only in memory, and a second fsync would not report this
         if error.errno in files.NOT_OF_THE_FILE:
             raise
         problem = f"a program wrote into blob {blob.digest}, and it cannot be made durable: {error.strerror}"
@@ -149,7 +149,7 @@ def _compare_all(
     known: dict[Piece, str] = {}
     if whole:
         everything = (blob.digest, 0, blob.nbytes)
-        # Compare the blob and its pieces in one pass, since reading twice would double the load of a verification.
+        # Compare the blob and its pieces in one pass, because a second pass would double the load of a verification.
         known = _compare_at_once(file, everything, pieces, how)
         checked.read_bytes = blob.nbytes
         if known[everything]:
@@ -174,7 +174,7 @@ class _Running:
         self._digest: RunningDigest = algorithm_of(piece[0]).start()
 
     def update(self, at: int, data: memoryview) -> None:
-        """Hash the part of the piece that is in the bytes from `at`."""
+        """Hash the part of the piece that is in `data`, which begins at the offset `at` of the blob."""
         self._digest.update(data[max(self.piece[1] - at, 0) : self.stop - at])
 
     def verdict(self) -> str:
@@ -185,7 +185,7 @@ class _Running:
 def _compare_at_once(
     file: direct.UncachedFile, everything: Piece, pieces: Iterable[Piece], how: ReadMode
 ) -> dict[Piece, str]:
-    """Read a range once; return its problem, and the problem of each piece in it that could be read."""
+    """Read a range once. Return its problem, and the problem of each piece in it that could be read ("" if none)."""
     # Sort the pieces in descending order, so that the next one is at the end of the list.
     waiting = sorted(({*pieces} - {everything}), key=lambda piece: piece[1], reverse=True)
     open_now = [_Running(everything)]
@@ -197,7 +197,7 @@ def _compare_at_once(
                 how.pace(min(stop - at, READ_BYTES))
             data = file.read(at, stop, how.buffer)
         except OSError as error:
-            # Only EIO means that the medium has lost the bytes. Other errors are problems of this process or a server.
+            # Only EIO means that the disk lost the bytes. Other errors are problems of this process or of a server.
             if error.errno != errno.EIO:
                 raise
             return {**known, everything: f"the disk cannot read byte {at}: {error.strerror}"}
@@ -220,7 +220,7 @@ def _compare(file: direct.UncachedFile, piece: Piece, how: ReadMode) -> str:
 
 
 def _distrust(fd: int) -> None:
-    # Without a stamp, no save relies on the file, which may not even be a blob.
+    # A file without a stamp need not be changed: no save relies on it, and it may not even be a blob.
     if not blob_time.is_stamp(os.fstat(fd).st_mtime_ns):
         return
     with suppress(OSError):  # an error, such as for another user's file or on a full disk, must not hide the damage

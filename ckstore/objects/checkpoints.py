@@ -33,7 +33,7 @@ class Rescued(NamedTuple):
 
 UNREADABLE = (DamagedBlob, RemoteError)
 Unreadable = DamagedBlob | RemoteError
-"""The errors of reads that other copies of the bytes may repair."""
+"""Errors of reads after which the bytes may be available from another copy."""
 
 
 class Rescue(Protocol):
@@ -45,9 +45,9 @@ class Rescue(Protocol):
 
 
 class AbsentPieces(Protocol):
-    """Reads pieces of blobs that a directory lacks, from a place that has them. It is used by one thread only."""
+    """Reads pieces of blobs that a directory lacks, from a remote. Only one thread may use it."""
 
-    received_bytes: int  # the number of bytes that were received from this place
+    received_bytes: int  # the number of bytes that were received from the remote
 
     def expect(self, extents: Sequence[Extent]) -> None:
         """Announce the next reads from one blob, in the order of their offsets."""
@@ -59,7 +59,7 @@ class AbsentPieces(Protocol):
 
 
 OfStep = Callable[[str, int], Iterable[CheckpointKey]]
-"""A function that returns the directories of a step, if the caller knows them. Without it, the run is listed."""
+"""A function that returns the directories of a step, if the caller knows them. If None, the run is listed."""
 
 # The id is the digest of the manifest. In a compacted checkpoint, it is the first member of the encoding.
 _HEAD = re.compile(
@@ -67,9 +67,9 @@ _HEAD = re.compile(
 )
 # The number of bytes to read for the id. The longest head, with two blake3 digests, has less than 200 bytes.
 _HEAD_BYTES = 256
-# A try to find a checkpoint fails only if it is compacted or dropped at the same moment.
+# A try to find a checkpoint fails only if the checkpoint is compacted or dropped at the same moment.
 _LIST_TRIES = 5
-# A try to check a directory fails only if it is replaced at the same moment.
+# A try to check a directory fails only if the directory is replaced at the same moment.
 _LOOK_TRIES = 100
 
 
@@ -88,16 +88,16 @@ class Verdict:
 def look(layout: Layout, key: CheckpointKey, *, lock: locks.DirectoryLock | None = None) -> Verdict:
     """Return the verdict on a checkpoint directory from its manifest and the status of its blobs, without reading data.
 
-    The directory is locked for use during the check, unless another process has it locked against others. The caller
-    can pass its own lock on the directory instead.
+    The directory is locked for use during the check, unless another process has it locked exclusively. The caller can
+    pass its own lock on the directory instead.
     """
-    # Do not wait for the lock: the caller may hold the lock of the catalog, while a compaction that has locked a former
-    # generation may be waiting for the catalog.
+    # Do not wait for the lock. Otherwise, a deadlock is possible: the caller may hold the lock of the catalog, and a
+    # compaction that has locked a former generation may be waiting for that lock.
     path = layout.checkpoint(key)
     try:
         if lock is not None:
             return _judged(layout, key, lock)
-        if layout.inode(key) is None:  # this includes a file or a symlink in place of the run
+        if layout.inode(key) is None:  # also if the run is a file or a symlink
             return Verdict(None)
         try:
             lock = locks.lock_shared(path, timeout_s=0)
@@ -116,7 +116,7 @@ def look(layout: Layout, key: CheckpointKey, *, lock: locks.DirectoryLock | None
 
 
 def lacks_blobs(layout: Layout, key: CheckpointKey) -> bool:
-    """Whether blobs of a checkpoint are missing or unreadable. A lock could make an eviction fail, so none is taken."""
+    """Whether blobs of a checkpoint are missing or unreadable. Nothing is locked, so that no eviction fails."""
     try:
         published = _looked_at_unlocked(layout, key).published
     except (FileNotFoundError, NotADirectoryError, PermissionError, OtherHash, DamagedBlob, InUse):
@@ -130,7 +130,7 @@ def may_lack_blobs(path: StorePath) -> bool:
 
 
 def holder_names_at(path: StorePath) -> tuple[str, ...]:
-    """Return the names of the remotes with the blobs that the directory of a checkpoint lacks."""
+    """Return the names of the remotes that have the blobs which the directory of a checkpoint lacks."""
     return tuple(holder.name for holder in holders_at(path))
 
 
@@ -143,7 +143,7 @@ def end_restore(lock: locks.DirectoryLock, manifest: Manifest) -> bool:
         Whether all blobs are local.
     """
     is_local = not judge_blobs(lock.inside, lock.fd, manifest).elsewhere
-    # Do this first. If the process is killed afterwards, the rows of catalogs must not omit the new links.
+    # Call `touch` first: if the process is killed afterwards, the rows of catalogs must not omit the new links.
     touch(lock)
     if is_local:
         remove_remote_only(lock)
@@ -174,7 +174,7 @@ def _judged(layout: Layout, key: CheckpointKey, lock: locks.DirectoryLock) -> Ve
     if not key.fits(manifest.run, manifest.step, directory.manifest_id):
         problem = f"{directory.path} holds the checkpoint {manifest.name} with id {directory.manifest_id}"
         return Verdict(None, problem, is_another=True)
-    # Use the descriptor of the lock, since the path may lead to another checkpoint now.
+    # Use the descriptor of the lock, because the path may name another checkpoint now.
     judged = judge_blobs(lock.inside, lock.fd, manifest)
     if judged.problem:
         return Verdict(None, f"{directory.path}: {judged.problem}", content=manifest.content)
@@ -224,7 +224,7 @@ def _judge_blobs(folder: OpenDir, fd: int, manifest: Manifest) -> Judgement:
                 return Judgement(blobs.why_absent(blob.digest, blob.nbytes, None))
             elsewhere.add(blob.digest)
             continue
-        # Check only the size and the time, since opening a checkpoint of a thousand blobs must not read them.
+        # Check only the size and the time: opening a checkpoint with a thousand blobs must not read their data.
         if blobs.looks_untouched(status, blob.nbytes):
             continue
         if problem := blobs.why_absent(blob.digest, blob.nbytes, status):
@@ -234,7 +234,7 @@ def _judge_blobs(folder: OpenDir, fd: int, manifest: Manifest) -> Judgement:
 
 
 def _may_be_remote(fd: int, manifest: Manifest) -> bool:
-    """Whether files that an open directory lacks are on remotes. Remotes have no encoded files of this store."""
+    """Whether files that an open directory lacks may be on remotes. Remotes have no encoded files of this store."""
     return manifest.form.is_plain and may_lack(fd)
 
 
@@ -250,14 +250,14 @@ def key_with_id(layout: Layout, run: str, step: int, id: str, of_step: OfStep | 
         fitting = [key for key in (of_step or layout.of_step)(run, step) if key.fits(run, step, id)]
         fitting.sort(key=lambda key: key.generation, reverse=True)
         found = next((key for key in fitting if id_at(layout.checkpoint(key)) == id), None)
-        # If a directory was removed after the listing, a later generation may have appeared, so list again.
+        # List again if a directory was removed after the listing, because a later generation may exist now.
         if found is not None or all(layout.inode(key) is not None for key in fitting):
             return found
     return None
 
 
 def places_with_id(layout: Layout, run: str, step: int, id: str, of_step: OfStep | None = None) -> Iterator[StorePath]:
-    """Yield the directory of a checkpoint. After each yield, yield a later generation if there is one now."""
+    """Yield the directory of a checkpoint, and then each later generation that was published meanwhile."""
     path: StorePath | None = None
     while (key := key_with_id(layout, run, step, id, of_step)) is not None and layout.checkpoint(key) != path:
         path = layout.checkpoint(key)
@@ -281,7 +281,7 @@ def manifest_in(dir_fd: int, path: AnyPath, hash_prefix: str = "") -> tuple[Mani
 
 
 def plain_in(dir_fd: int, path: AnyPath) -> Callable[[], bytes]:
-    """Return a function that reads the plain manifest of a compacted checkpoint. A missing one is damage."""
+    """Return a function that reads the plain manifest of a compacted checkpoint. It raises if the file is missing."""
 
     def read() -> bytes:
         try:
@@ -293,13 +293,13 @@ def plain_in(dir_fd: int, path: AnyPath) -> Callable[[], bytes]:
 
 
 def why_not_own(dir_fd: int) -> str:
-    """Return why the blobs in an open directory of a checkpoint are not its own, or "" if they are."""
+    """Return why the blobs in an open directory of a checkpoint do not belong to the checkpoint, or "" if they do."""
     try:
         found = os.stat(BLOBS, dir_fd=dir_fd, follow_symlinks=False)
     except FileNotFoundError:  # the caller then reports the first blob as missing
         return ""
     if stat.S_ISDIR(found.st_mode):
-        # Another filesystem that is mounted here has no hardlinks to blobs of the store (rule N).
+        # A filesystem that is mounted here has no hardlinks to blobs of the store (rule N).
         if found.st_dev == os.fstat(dir_fd).st_dev:
             return ""
         return f"{BLOBS}/ is on another filesystem, and a checkpoint owns its blobs"
@@ -320,7 +320,7 @@ class CheckpointDirectory:
     # Called with the error of a damaged or missing blob, the plain blob to be read, and whether this is the first call
     # of the reader for the file. If None, reads repair nothing.
     rescue: Rescue | None = None
-    on_close: Callable[[CheckpointDirectory], None] | None = None  # called after it was closed
+    on_close: Callable[[CheckpointDirectory], None] | None = None  # called after the checkpoint was closed
     threads: int = 4  # the maximum number of threads that read it
 
     def __init__(
@@ -337,7 +337,7 @@ class CheckpointDirectory:
     @classmethod
     def at(cls, path: AnyPath, hash_prefix: str = "") -> CheckpointDirectory:
         """Open the checkpoint in `path`, of a store with `hash_prefix`. Raise `DamagedBlob` if its manifest is bad."""
-        # Lock it before anything is read, so that gc and deletes leave it until the reader has finished (law L1).
+        # Lock the directory before reading anything, so that it is not deleted until the reader has finished (law L1).
         lock = locks.lock_shared(path)
         try:
             return cls.locked(path, lock, hash_prefix)
@@ -350,7 +350,7 @@ class CheckpointDirectory:
         """Open the checkpoint whose directory is locked by `lock`. If this raises, the caller still owns the lock."""
         where = f"{path}/{MANIFEST}"
         try:
-            # Take the stamp first: if the file changes while it is read, the stamp must not fit.
+            # Take the stamp first: if the file is changed while it is read, the stamp must not match the new file.
             stamp = Stamp.of(os.fstat(lock.fd).st_ino, os.stat(MANIFEST, dir_fd=lock.fd, follow_symlinks=False))
             # Use the descriptor, so that a rename of the directory has no effect.
             manifest, manifest_id = manifest_in(lock.fd, path, hash_prefix)
@@ -368,22 +368,22 @@ class CheckpointDirectory:
         return MANIFEST if self.manifest.form.is_plain else PLAIN
 
     def stat_blob(self, digest: str) -> os.stat_result:
-        """Return the status of one of its blobs."""
+        """Return the status of a blob of the checkpoint."""
         return os.stat(digest, dir_fd=self.blobs.fd, follow_symlinks=False)
 
     @property
     def blobs(self) -> OpenDir:
-        """The directory with its blobs, which is opened once."""
+        """The directory with the blobs of the checkpoint. It is opened only once."""
         if self._blobs is None:
             self._blobs = self.lock.keep(self.lock.inside / BLOBS)
         return self._blobs
 
     def open_blob(self, blob: BlobRecord, what: str, *, whole: bool = False) -> int:
-        """Return a descriptor of one of its blobs for reading, which the caller must close.
+        """Return a descriptor for reading a blob of the checkpoint. The caller must close it.
 
         With `whole`, raise an error if the file does not have the size of the blob.
         """
-        # After a close, the number of the descriptor may belong to another file of the program.
+        # After `close`, the number of the descriptor may belong to another file of the program.
         if self.lock.fd < 0:
             raise BadInput(f"{self.path} was closed", hint="read from it inside its with block")
         try:
@@ -400,14 +400,14 @@ class CheckpointDirectory:
                 ) from error
             raise self._absent(blob, None, what) from error
         if whole and not blobs.has_size(status, blob.nbytes):
-            # Refuse a short file: a mapping of it would have zeros up to the end of the page, and reading further would
-            # kill the process.
+            # Refuse a short file. A mapping of the file would have zeros up to the end of the last page, and a read
+            # beyond this page would kill the process.
             os.close(fd)
             raise self._absent(blob, status, what)
         return fd
 
     def open_local(self, blob: BlobRecord, what: str) -> int | None:
-        """Return a descriptor of one of its blobs, as `open_blob`, or None if the blob can be downloaded instead."""
+        """Return a descriptor of a blob like `open_blob`, or None if the blob can be downloaded instead."""
         try:
             return self.open_blob(blob, what)
         except BytesElsewhere:
@@ -416,14 +416,14 @@ class CheckpointDirectory:
             return None
 
     def absent_pieces(self) -> AbsentPieces:
-        """Return a reader of the pieces of blobs that it lacks."""
+        """Return a reader for pieces of blobs that the directory lacks."""
         return RemotePieces(self.manifest, self.fetch)
 
     def _opened(self, digest: str) -> tuple[int, os.stat_result]:
         return files.open_with_status(self.blobs.inside / digest)
 
     def must_have(self, digest: str) -> bool:
-        """Whether one of its blobs must be in the directory. False if the blob is only on a remote."""
+        """Whether a blob of the checkpoint must be in the directory. False if the blob is only on a remote."""
         try:
             self.stat_blob(digest)
         except (FileNotFoundError, NotADirectoryError):

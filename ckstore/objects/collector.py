@@ -1,20 +1,21 @@
 """Empty the trash, and free blobs that no checkpoint needs (rules F, T and K).
 
-A store has one collector at a time, which holds the exclusive lock on ``trash/``. It needs no lock against savers,
-because unlinking a name never removes bytes from another name. Before it removes the last name of a blob, it checks:
+A store has one collector at a time, which holds the exclusive lock on ``trash/``. It needs no lock against saves,
+because removing one name of a file does not affect its other names. Before it removes the last name of a blob, it
+checks:
 
 1. The link count, before and after the rename to trash. If it is above 1, a save has claimed the blob, and the
    canonical name is restored.
 2. A lease, which the kernel refuses while any process has the inode open or mapped through any name.
-3. ``/proc``, which shows the few uses that a lease misses (`ckstore.fs.holders`), and names the holders.
+3. ``/proc``, which shows the few uses that a lease does not detect (`ckstore.fs.holders`), and names the holders.
 
-On a shared filesystem, a lease may always be refused, or be granted while another host has the file open. Therefore no
-lease is requested there. In this case, the caller has either stated that no other host uses the store, or passes a
-grace period for which entries wait in trash (`ckstore.objects.shared.grace`).
+On a shared filesystem, a lease may always be refused, or may be granted while another host has the file open. Therefore
+the collector requests no lease on such a filesystem. Instead, either the user has stated that no other host uses the
+store, or the caller passes a grace period during which entries wait in trash (`ckstore.objects.shared.grace`).
 
-Every rename into trash is made durable before anything in the entry is unlinked. The digests in the entry are also
-entered into the catalog before that, so that gc inspects blobs that lose their last user. If the collector dies at any
-time, the next one continues.
+Before anything in an entry of trash is unlinked, the rename of the entry into trash is made durable, and the digests in
+the entry are entered into the catalog. Thus gc later inspects blobs that have lost their last user. If the collector
+dies at any time, the next one continues.
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ if TYPE_CHECKING:
 
 EnterCandidates = Callable[[list[tuple[str, int]], CheckpointKey | None], None]
 """A function that enters blobs (digest, size) into the catalog as candidates for gc, and updates the row of the
-checkpoint from which they were removed. It raises an error if it cannot."""
+checkpoint from which they were removed. It raises an error if the catalog cannot be updated."""
 
-# The maximum number of blobs that are entered at once, since savers wait for the catalog meanwhile.
+# The maximum number of blobs that are entered at once. It is limited, because saves wait for the catalog meanwhile.
 _ENTER_BATCH = 1000
 
 
@@ -107,7 +108,7 @@ class Collector:
             leases: Whether leases show all uses of a file.
             grace: The grace period. If given, other hosts may use the store, and only entries that have waited in trash
                 for this period are unlinked.
-            purge: Whether to unlink also dropped checkpoints that can still be restored.
+            purge: Whether to also unlink dropped checkpoints that can still be restored.
         """
         lock = store_locks.try_trash(layout)
         return None if lock is None else cls(layout, lock, enter, leases=leases, grace=grace, purge=purge)
@@ -123,24 +124,24 @@ class Collector:
     def __exit__(self, *_: object) -> None:
         self._lock.release()
 
-    # ------------------------------------------------------------------------------- what is in trash
+    # ------------------------------------------------------------------------------- entries of trash
 
     def empty(self, names: Sequence[str] | None = None) -> None:
-        """Delete the entries of ``trash/`` that are not in use, or only those with these names.
+        """Delete the entries of ``trash/`` that are not in use. If `names` is given, delete only entries with them.
 
-        If an entry cannot be deleted, it is recorded in `Collected.failed`, and the others are still deleted.
+        If an entry cannot be deleted, it is recorded in `Collected.failed`, and the other entries are still deleted.
 
         Raises:
-            CatalogUnavailable, InUse: The catalog could not be updated before names of blobs were deleted. Therefore
-                only last links were deleted, which need no update.
+            CatalogUnavailable, InUse: The catalog could not be updated, which is necessary before names of blobs are
+                deleted. Therefore only last links were deleted, because they need no update.
         """
         trash.renew_future(self._layout)
         due = trash.due(self._layout, purge=self._purge)
         names = due if names is None else sorted(set(names).intersection(due))
         if not names:
             return
-        # Sync the former parents of all listed entries, even of those that another process has renamed. Otherwise a
-        # power cut could restore the old name of a checkpoint that is partly deleted.
+        # Sync the former parents of all listed entries, including entries that another process moved to trash.
+        # Otherwise, a power cut could restore the old name of a checkpoint that is partly deleted.
         for parent in (self._layout.trash, *trash.former_parents(self._layout, names)):
             files.sync_directory(parent)
         refused: CkstoreError | None = None
@@ -176,16 +177,16 @@ class Collector:
 
     def _take_apart(self, path: StorePath) -> None:
         lock = locks.try_exclusive(path)
-        if lock is None:  # a reader or a saver still uses it
+        if lock is None:  # a reader or a save still uses the directory
             self.collected.left.append(path.name)
             return
         with lock:
             entries, folders = _contents(lock)
-            # Free last links first: they need no update of the catalog, and on a full disk they make room for it.
+            # Free last links first: they need no update of the catalog, and on a full disk they make room for one.
             lasts, others = _split(entries)
             self._free(lasts)
-            # Update the catalog before other names are removed, so that the next gc finds these digests if this one
-            # dies. The process that dropped the checkpoint may have died before it removed the row.
+            # Update the catalog before other names are removed, so that the next gc finds these digests if this process
+            # dies. Also update the row of the checkpoint, because the process that dropped it may have died before.
             self._enter([], trash.former_place(path.name))
             self._enter_all(others)
             # Remove the manifest first, so that the checkpoint cannot be restored without its other documents.
@@ -208,7 +209,7 @@ class Collector:
 
     def _enter_all(self, entries: list[StorePath]) -> None:
         known = [entry for entry in entries if is_digest(entry.name)]
-        for start in range(0, len(known), _ENTER_BATCH):  # between two batches, savers may write to the catalog
+        for start in range(0, len(known), _ENTER_BATCH):  # between two batches, saves may write to the catalog
             batch = known[start : start + _ENTER_BATCH]
             self._enter([(entry.name, dirfd_stat.status(entry).st_size) for entry in batch], None)
 
@@ -221,12 +222,12 @@ class Collector:
         if not trash.put_back(self._layout, digest, path):
             self._unlink_unless_last(path)
 
-    # ---------------------------------------------------------------------------- what is unused
+    # ---------------------------------------------------------------------------- unused blobs
 
     def mark_for_deletion(self, blobs: Sequence[tuple[str, int]]) -> list[str]:
-        """Free the canonical blobs (digest, size) that no checkpoint uses; return the digests whose name was removed.
+        """Free the canonical blobs (digest, size) that no checkpoint uses. Return the digests whose name was removed.
 
-        `collected` has the blobs that were kept. After an error, the next collector continues.
+        Blobs that were kept are recorded in `collected`. After an error, the next collector continues.
         """
         gone: list[str] = []
         moved: list[LastLink] = []
@@ -247,10 +248,10 @@ class Collector:
                 continue
             if last is not None:
                 (moved if is_moved else open_now).append(last)
-        # Sync before any blob is unlinked, so that a power cut cannot restore a name in blobs/ of a deleted blob.
+        # Sync before any blob is unlinked, so that a power cut cannot restore the name of a deleted blob in blobs/.
         if moved:
             files.sync_directory(self._trash)
-        if self._grace is not None:  # the blobs wait for the grace period, and are checked again then
+        if self._grace is not None:  # the blobs wait for the grace period, and are checked again afterwards
             self._note_held(open_now, self._judge.look_for(open_now))
             return gone
         seen = self._judge.look_for(moved + open_now)
@@ -278,7 +279,7 @@ class Collector:
 
     def _free(self, lasts: list[LastLink], seen: holders.Scan | None = None) -> set[str]:
         """Unlink the last links to files that no process has open, and return their digests. Keep the others."""
-        # Check the link count again, since a save may have linked the blob between the first check and the rename.
+        # Check the link count again, because a save may have linked the blob between the first check and the rename.
         lasts = [last for last in lasts if self._is_last(last.path)]
         seen = seen or self._judge.look_for(lasts)
         freed: set[str] = set()
@@ -318,7 +319,7 @@ class Collector:
         except OSError as error:
             if error.errno != errno.EBUSY:
                 raise
-            return False  # a `.nfs…` file: a process of this host has it open, and the client removes it afterwards
+            return False  # a `.nfs…` file: a process of this host has it open, and the NFS client removes it later
         if last and is_digest(path.name):
             self.collected.freed.append(PlannedBlob(path.name, status.st_size))
         return True
@@ -326,8 +327,8 @@ class Collector:
 
 def _contents(lock: locks.DirectoryLock) -> tuple[list[StorePath], list[StorePath]]:
     """Return all files below a locked directory, and all its subdirectories."""
-    # Deeper subdirectories are moved up, so that all are one level below the directory. Therefore no recursion is
-    # needed, and only two directories are open at the same time, even for a very deep tree.
+    # Deeper subdirectories are moved up, so that all subdirectories are one level below the directory. Therefore no
+    # recursion is needed, and only two directories are open at the same time, even for a very deep tree.
     top = lock.inside
     entries: list[StorePath] = []
     folders: list[StorePath] = []
@@ -337,7 +338,7 @@ def _contents(lock: locks.DirectoryLock) -> tuple[list[StorePath], list[StorePat
         name = waiting.pop()
         folder = top / name
         here, below = _sorted_names(folder)
-        # Keep blobs/ open, which may have thousands of entries.
+        # Keep blobs/ open, because it may have thousands of entries.
         inside = lock.keep(folder).inside if name == BLOBS else folder
         entries += [inside / entry for entry in here]
         for deep in below:
@@ -364,7 +365,7 @@ def _remove_if_empty(folder: StorePath) -> None:
 
 
 def _split(entries: list[StorePath]) -> tuple[list[LastLink], list[StorePath]]:
-    """Divide names into those that are the last link to a blob, and all others."""
+    """Divide paths into last links to blobs and all other paths."""
     lasts, others = [], []
     for entry in entries:
         status = dirfd_stat.status(entry)

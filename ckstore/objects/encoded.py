@@ -25,13 +25,14 @@ from ckstore.model.names import CheckpointKey
 from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.objects.layout import MANIFEST, Layout
 
-# The maximum number of open files. A path has at most nine files, and a blob may have small runs from several bases.
+# The maximum number of open files. A blob and its chain of bases have at most nine files, and a blob may have small
+# parts that are encoded against several bases.
 _OPEN_MOST = 16
 _HEADS_MOST_TILES = 2**18  # the maximum number of tiles in open files, whose heads take about 60 MiB
 _KEPT_MOST = 16
-# The maximum number of decoded bytes per requested byte. If the tiles on a path are cut at different places, the first
-# MiB needs 44 tiles, and twice as many with a cast. The runs of a hostile file jump back and forth in its base, and a
-# tile of every blob on the path is decoded for each run.
+# The maximum number of decoded bytes per requested byte. If the blobs of a chain of bases are cut into tiles at
+# different offsets, the first MiB needs 44 tiles, or twice as many with a cast. In a hostile file, consecutive tiles can
+# refer to distant parts of the base, so that each of them requires decoding a tile of every blob in the chain.
 _WORK_TIMES = 128
 # Parsing one byte of a head takes as long as decoding this many bytes.
 _HEAD_TIMES = 64
@@ -45,7 +46,7 @@ class _File(NamedTuple):
 
 
 class Decoder:
-    """A context manager, for one thread, that reads plain bytes of the blobs of an open checkpoint, encoded or not."""
+    """A context manager that reads plain bytes of blobs of an open checkpoint, encoded or not. For one thread only."""
 
     def __init__(self, directory: CheckpointDirectory) -> None:
         self._directory = directory
@@ -58,7 +59,7 @@ class Decoder:
         self._left_bytes = 0
 
     def read(self, digest: str, start: int, out: memoryview, what: str) -> None:
-        """Fill `out` with the bytes of a plain blob from `start`, for the value `what`. The digest is not compared."""
+        """Fill `out` with the bytes of a plain blob from `start`, without checking them. `what` is for messages."""
         self._left_bytes = _WORK_TIMES * (len(out) + TILE_BYTES)
         self._read(digest, start, out, what)
 
@@ -89,7 +90,7 @@ class Decoder:
             if len(part) == tile.nbytes:
                 self._tile(digest, tiles, tile, part, what)
                 continue
-            # Keep the decoded tile: if the tiles of a base are cut at other places, each is needed twice.
+            # Keep the decoded tile: if the tiles of a base are cut at other offsets, each tile is needed twice.
             kept = self._kept.get(digest)
             if kept is None or kept[0] != tile.start:
                 self._kept.pop(digest, None)
@@ -149,7 +150,7 @@ class Decoder:
         fd = self._directory.open_blob(record, what, whole=True)
         try:
             tiles = read_head(fd, record, digest, form)
-            # Parsing the head once is always allowed. A hostile file may cause it to be parsed again and again.
+            # The first parsing of a head is free. Further ones count as work, because a hostile file can cause many.
             if digest in self._met:
                 self._work(_HEAD_TIMES * tiles.header_bytes)
             self._met.add(digest)
@@ -188,11 +189,11 @@ def encoding_at(path: StorePath) -> Encoding | None:
 
 
 def compacted_bytes(layout: Layout, keys: Iterable[CheckpointKey]) -> tuple[int, int]:
-    """Return by how many bytes encoded blobs are smaller than plain ones, and the total size of the encoded files.
+    """Return the number of bytes that encoded blobs save, and the total size of the encoded files.
 
     `keys` are the compacted checkpoints. Each blob counts once.
     """
-    # If a blob is also stored in plain form, its encoded form saves nothing.
+    # If a blob is also stored in plain form, its encoded form saves no space.
     plain, stored = {}, {}
     there: set[str] = set()
     for key in keys:
@@ -222,7 +223,7 @@ def read_head(fd: int, record: BlobRecord, digest: str, form: EncodedBlob) -> Ti
 
 
 def _read(fd: int, start: int, nbytes: int, record: BlobRecord, where: str) -> bytearray:
-    # The number comes from the file, so compare it with the size of the file before allocating memory.
+    # `nbytes` is a number from the file, so compare it with the size of the file before allocating memory.
     if start + nbytes > record.nbytes:
         raise DamagedBlob(f"{where} has {record.nbytes} bytes, and its head takes {start + nbytes}")
     data = bytearray(nbytes)

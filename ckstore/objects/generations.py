@@ -21,12 +21,13 @@ _RUN_TIMEOUT_S = 30.0
 
 
 def other_generations(layout: Layout, key: CheckpointKey, id: str) -> list[CheckpointKey]:
-    """Return the other published generations of the checkpoint with this id, the earliest first.
+    """Return the other published generations of the checkpoint with this id, from the earliest to the latest.
 
     Generations with an unreadable manifest are included, because only a generation of the checkpoint can have such a
     name.
     """
-    # Try the possible names instead of listing the run, since a rule may drop thousands of checkpoints one by one.
+    # Try the possible names instead of listing the run: a rule may drop thousands of checkpoints, and would list the
+    # run for each of them.
     first = key.any_generation
     found = [one for number in range(key.generation) if _is_form(layout, one := _generation(first, number), id)]
     number = key.generation + 1
@@ -57,12 +58,13 @@ def publish_generation(
     Args:
         layout: The store.
         staging: The directory to publish.
-        former: The present generation.
+        former: The current generation.
         checkpoint: The id of the checkpoint.
         check: Called before the rename with the exclusive lock of the former generation.
 
     Returns:
-        The key of the new generation, and the exclusive lock on the former one. The caller must drop the former one.
+        The key of the new generation, and the exclusive lock on the former one. The caller must drop the former
+        generation.
 
     Raises:
         InUse: A process uses the former generation, it is damaged, or its directory has another checkpoint.
@@ -75,7 +77,8 @@ def publish_generation(
         run_lock = held.enter_context(
             store_locks.lock_run(layout, former.run, exclusive=True, timeout_s=_RUN_TIMEOUT_S)
         )
-        # The lock must be exclusive: an annotation or a mark that is written now would be lost with the old directory.
+        # The lock must be exclusive: an annotation or a mark that is written now would be deleted with the old
+        # directory.
         lock = locks.try_exclusive(path)
         if lock is None:
             raise InUse(f"a process is using {path}")
@@ -96,7 +99,7 @@ def publish_generation(
 def _check(path: StorePath, lock: locks.DirectoryLock, checkpoint: str) -> None:
     if id_at(path) != checkpoint:
         raise InUse(f"{path} holds another checkpoint")
-    # The files of a damaged checkpoint must remain where a repair finds them.
+    # The files of a damaged checkpoint must remain in the directory in which a repair searches for them.
     if marks.identity(lock.fd):
         raise InUse(f"{path} is marked as damaged")
 
@@ -105,6 +108,6 @@ def take_annotations(lock: locks.DirectoryLock, staging: Staging) -> None:
     """Copy the annotations of a checkpoint, which the caller has locked, to the staging directory of its successor."""
     with suppress(FileNotFoundError):
         data = files.read_file(ANNOTATIONS, most_bytes=ANNOTATIONS_MAX_BYTES, dir_fd=lock.fd)
-        # The mode allows the same users to read the file as in the original directory.
+        # The permissions of the copy follow from those of its directory.
         files.create_file(staging.lock.inside / ANNOTATIONS, data, mode=files.mode_in(staging.lock.fd))
         files.sync_directory(staging.lock.inside)

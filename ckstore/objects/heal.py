@@ -1,7 +1,7 @@
 """Replace a damaged blob by a good copy in every checkpoint that names it, and under its canonical name.
 
-Damaged copies are moved to ``quarantine/``. ckstore never reads data from files in it, and leaves it to their owner to
-delete them. Source: docs/format/v1.md, "quarantine".
+Damaged copies are moved to ``quarantine/``. ckstore never reads data from the files in this directory, and never
+deletes them. Source: docs/format/v1.md, "quarantine".
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from ckstore.objects import blobs, trash
 from ckstore.objects.documents import marks
 from ckstore.objects.layout import BLOBS, MANIFEST, Layout
 
-# The timeout for the lock of a checkpoint. A process that holds an exclusive lock for longer is deleting it, and a save
-# must not wait for that.
+# The timeout for the lock of a checkpoint. A process that holds an exclusive lock for longer is deleting the
+# checkpoint, and a save must not wait for the end of the deletion.
 WAIT_S = 2.0
 _FRESH = ".manifest-new"
 
@@ -46,9 +46,9 @@ def relink_everywhere(
 ) -> Given:
     """Make every published checkpoint with the blob `digest` use the inode of `good`.
 
-    Checkpoints in trash, which `undo` can restore, are changed in the same way. Marked checkpoints that need the blob
-    but have lost its name get it back. The blob is removed from the marks of changed checkpoints. After an error, some
-    checkpoints are changed and others are not.
+    Checkpoints in trash, which `undo` can restore, are changed in the same way. If a checkpoint is marked as damaged
+    and has lost the name of the blob, the name is restored. The blob is removed from the marks of changed checkpoints.
+    After an error, some checkpoints are changed and others are not.
 
     Args:
         layout: The store.
@@ -61,8 +61,8 @@ def relink_everywhere(
     Returns:
         How many checkpoints were changed, and which ones another process had locked for too long.
     """
-    # Search the directories and not the catalog, so that no checkpoint is missed. Each name is changed by one rename,
-    # so a reader sees the old or the new inode. Compare inodes, since a name of a good copy need not be changed.
+    # Search the directories instead of the catalog, so that no checkpoint is missed. One rename changes each name, so a
+    # reader sees the old or the new inode. Compare inodes, because a name of a good copy need not be changed.
     right = {dirfd_stat.status(good).st_ino, *spare}
 
     def relink(path: StorePath, *, needs: bool = False) -> bool:
@@ -75,11 +75,12 @@ def relink_everywhere(
             if present is None and not needs and not _has_lost(path, digest):
                 return False
             with locks.lock_shared(path, timeout_s=WAIT_S) as lock, marks.kept_unless_durable(lock):
-                # If the checkpoint has lost its blobs/, create it and make its name durable before adding a name to it.
+                # If the checkpoint has lost its directory blobs/, create it and make its name durable before adding a
+                # name to it.
                 if present is None and links.make_directory(name.parent):
                     files.sync_directory(path)
                 put_name(name, good, temporary())
-                # Sync the name before changing the mark (law H1): otherwise a power cut could restore the damaged file
+                # Sync the name before changing the mark (law H1). Otherwise, a power cut could restore the damaged file
                 # without a mark.
                 files.sync_directory(name.parent)
                 marks.forget_blob(lock, digest)
@@ -91,10 +92,10 @@ def relink_everywhere(
 
 
 def change_everywhere(layout: Layout, change: Callable[[StorePath, CheckpointKey | None], bool]) -> Given:
-    """Change every checkpoint, published or in trash, by `change`, which returns whether it changed something.
+    """Change every checkpoint, published or in trash, with the function `change`.
 
-    It is called with the directory and the key of a checkpoint, or None for one in trash. If it raises `InUse`, the
-    checkpoint remains as it is.
+    `change` gets the directory and the key of a checkpoint, or None as the key of a checkpoint in trash. It returns
+    whether it changed something. If `change` raises `InUse`, the checkpoint remains unchanged.
     """
     # Begin with the trash: a checkpoint that is restored meanwhile is then found among the published ones.
     for entry in trash.names_in(layout.trash):
@@ -126,8 +127,8 @@ def put_name(name: StorePath, good: StorePath, temporary: StorePath) -> None:
     """Replace a name by a good copy with one rename. `temporary` is an unused name on the same filesystem."""
     if links.replace_name(good, name, temporary):
         return
-    # The file cannot have another link, so the checkpoint gets its own copy. The copy is completed under the temporary
-    # name, so that a reader sees the damaged blob or the whole good one.
+    # The file cannot have another link, so the checkpoint gets its own copy. The copy is written under the temporary
+    # name, so that a reader sees either the damaged blob or the complete good one.
     files.create_blob(
         temporary, memoryview(files.read_file(good, most_bytes=dirfd_stat.status(good).st_size, is_blob=True))
     )
@@ -135,16 +136,16 @@ def put_name(name: StorePath, good: StorePath, temporary: StorePath) -> None:
 
 
 def restore_names(layout: Layout, checkpoint: StorePath, wanted: Iterable[tuple[str, int | None]]) -> set[str]:
-    """Link blobs of a published checkpoint to their canonical names; return the blobs that were linked.
+    """Link blobs of a published checkpoint to their canonical names, and return the digests that were linked.
 
     `wanted` are the digests and sizes of the blobs. Without a size, any size is accepted.
     """
-    # Link only blobs whose size and time are right and that are not known to be damaged. The time alone is not enough:
-    # a member of a group who finds damage can remove the canonical name, but not change the time of another user's
-    # file. If a blob cannot be linked, only a chance to deduplicate is lost until the next save of these bytes.
+    # Link only blobs that have their size and a stamp and are not known to be damaged. The stamp alone is not enough: a
+    # user who finds damage in another user's file can remove the canonical name, but cannot remove the stamp. If a blob
+    # cannot be linked, the only effect is that the next save of these bytes writes them again.
     given: set[str] = set()
     try:
-        # Lock the checkpoint for use, so that gc does not delete it while its blobs are linked.
+        # Lock the checkpoint for use, so that it is not deleted while its blobs are linked.
         with locks.lock_shared(checkpoint), OpenDir(checkpoint / BLOBS) as copies, OpenDir(layout.blobs) as canonical:
             for digest, nbytes in wanted:
                 if _link(copies.inside / digest, canonical.inside / fan_out(digest), nbytes, layout):
@@ -169,12 +170,12 @@ def _link(copy: StorePath, folder: StorePath, nbytes: int | None, layout: Layout
 
 
 def put_aside(layout: Layout, digest: str, names: Iterable[StorePath]) -> list[StorePath]:
-    """Link each damaged copy of a blob into quarantine, and remove its canonical name; return the new names.
+    """Link each damaged copy of a blob into quarantine, and remove its canonical name. Return the new names.
 
-    Names in checkpoints remain until a good copy replaces them. After an error, some copies are in quarantine.
+    Names in checkpoints remain until a good copy replaces them. After an error, some copies may be in quarantine.
     """
     canonical = layout.blob(digest)
-    # A user may have removed the directory together with its files after opening this store.
+    # The directory may be missing, because a user may delete it together with its files.
     if links.make_directory(layout.quarantine):
         files.sync_directory(layout.root)
     made = []
@@ -185,7 +186,7 @@ def put_aside(layout: Layout, digest: str, names: Iterable[StorePath]) -> list[S
         except FileNotFoundError:
             continue
         aside = _aside(layout, digest, status)
-        # A directory in place of a blob cannot have a second name, so it is moved.
+        # A directory with the name of a blob cannot have a second name, so it is moved.
         if stat.S_ISDIR(status.st_mode):
             links.rename(name, aside)
         elif name == canonical:

@@ -30,7 +30,7 @@ class LastLink:
 
     @property
     def inode(self) -> holders.Inode:
-        """Its device and inode number."""
+        """The device and inode number of the blob."""
         return self.status.st_dev, self.status.st_ino
 
 
@@ -43,14 +43,14 @@ class OpenFileCheck:
         self._leases = leases
 
     def look_for(self, lasts: Iterable[LastLink]) -> holders.Scan:
-        """Scan all processes once. After the rename to trash, no other process can open the file any more."""
+        """Scan all processes once. The result remains valid for files in trash, which no other process opens."""
         seen = holders.find_holders([last.inode for last in lasts])
         before, now = self.unseen_count, seen.unseen_count
         self.unseen_count = None if before is None or now is None else max(before, now)
         return seen
 
     def may_be_open(self, path: StorePath) -> bool:
-        """Whether the file may be open according to a lease. If leases are not used, return False; use `look_for`."""
+        """Whether the file may be open according to a lease. If leases are not used, the result is always False."""
         return self._leases and holders.holding_of(path) is not holders.Holding.FREE
 
     def is_held(self, last: LastLink, seen: holders.Scan) -> bool:
@@ -65,7 +65,7 @@ class OpenFileCheck:
         return HeldBlob(last.digest, last.status.st_size, tuple(seen.holders.get(last.inode, ())), why)
 
     def is_open(self, last: LastLink) -> bool:
-        """Whether one file must be kept, like `is_held`. If leases are used, the processes are not scanned."""
+        """Whether one file must be kept, like `is_held`. If leases are used, no process is scanned."""
         if self._leases:
             return self.may_be_open(last.path)
         return self.is_held(last, holders.find_holders([last.inode]))
@@ -88,7 +88,7 @@ def why_unasked(path: StorePath) -> str:
 
 
 class NameCount:
-    """Names of blobs, counted for each inode."""
+    """Counts the names of blobs for each inode."""
 
     def __init__(self) -> None:
         self.counts: Counter[holders.Inode] = Counter()  # inode -> the number of counted names
@@ -99,7 +99,7 @@ class NameCount:
         """Count a name if its file exists. Return the status of the file if all of its names are counted now."""
         try:
             status = status or dirfd_stat.find(path)
-        except PermissionError:  # it is in another user's directory; without this name, the blob counts as in use
+        except PermissionError:  # the directory belongs to another user; an uncounted name keeps the blob
             return None
         if status is None or not stat.S_ISREG(status.st_mode):
             return None
@@ -131,7 +131,7 @@ class NameCount:
                     self.add(name, by_name[name], status)
 
     def lasts(self) -> list[LastLink]:
-        """Return the first name of each inode whose names were all counted, sorted by digest."""
+        """Return the name to remove for each inode whose names were all counted, sorted by digest."""
         gone = [name for inode, name in self.first.items() if self.counts[inode] == name.status.st_nlink]
         return sorted(gone, key=lambda name: (name.digest, str(name.path)))
 

@@ -1,4 +1,4 @@
-"""The places of files in a store. Source: docs/format/v1.md, "The store"."""
+"""Locate and list the files of a store. Source: docs/format/v1.md, "The store"."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def lists_holders(small_files: Collection[str]) -> bool:
 
 @dataclass(frozen=True)
 class HostView:
-    """Which processes that use a store are visible on this host: all of them, or only those of this host.
+    """Whether all processes that use a store are visible on this host, or only the processes of this host.
 
-    The three properties currently have the same value. Each of them is for one kind of decision.
+    The three properties currently have the same value. Each property is for one kind of decision.
 
     Attributes:
-        other_hosts: The reason why other hosts may use the store. Their locks, open files and catalogs are not visible
-            here. Empty if no other host can use it.
+        other_hosts: The reason why other hosts may use the store. The locks, open files and catalogs of other hosts are
+            not visible on this host. Empty if no other host can use the store.
         is_assumed: Whether `other_hosts` is only assumed, because the settings cannot be read. The store may be local.
     """
 
@@ -58,12 +58,12 @@ class HostView:
 
     @property
     def sees_changes(self) -> bool:
-        """Whether names, link counts and inode numbers are current, and do not come from an older cache."""
+        """Whether names, link counts and inode numbers are current. Otherwise, they may come from an old cache."""
         return not self.other_hosts
 
     @property
     def frees_at_once(self) -> bool:
-        """Whether dropped data can be freed at once. Otherwise another host may read it during the grace period."""
+        """Whether dropped data can be freed immediately. Otherwise, other hosts may read it during a grace period."""
         return not self.other_hosts
 
 
@@ -89,7 +89,7 @@ class RunChange(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """The places of the store at `path`. docs/format/v1.md describes their purpose."""
+    """The places of the store at `path`. docs/format/v1.md describes the purpose of each place."""
 
     path: Path  # the root, absolute
     view: HostView = ALL_SEEN  # the visibility of other processes that use the store
@@ -132,11 +132,11 @@ class Layout:
 
     @property
     def linked(self) -> tuple[StorePath, ...]:
-        """The directories to which a store links or renames files from ``staging/``, which `fs/host/probe` tests."""
+        """The directories to which a store links or renames files from ``staging/``. `fs/host/probe` tests this."""
         return self.blobs, self.checkpoints, self.trash, self.refs
 
     def outside(self, destination: str | os.PathLike[str]) -> Path:
-        """Return the absolute path of a destination that a caller gives; raise if it is in the store."""
+        """Return the absolute path of a destination that the user gave. Raise `BadInput` if it is in the store."""
         path = Path(os.path.abspath(destination))
         if (dirfd_stat.resolved(path.parent) / path.name).is_relative_to(self.path):
             raise BadInput(f"{path} is in the store {self.root}", hint="choose a destination outside it")
@@ -178,7 +178,7 @@ class Layout:
                 }
         except (FileNotFoundError, NotADirectoryError):
             return set()
-        except PermissionError:  # the run itself is not accessible; its listing has recorded that
+        except PermissionError:  # the run itself is not accessible, which was recorded when it was listed
             return {*keys}
         for key in found:
             self.pass_over(self.checkpoint(key))
@@ -213,7 +213,7 @@ class Layout:
 
     def of_step(self, run: str, step: int) -> list[CheckpointKey]:
         """Return the sorted keys of the directories that are named after a step, or nothing if the run is missing."""
-        # List all names, but inspect only the few that fit: this takes 3 ms for a run of 10,000 checkpoints.
+        # List all names, but inspect only the few that match: this takes 3 ms for a run of 10,000 checkpoints.
         draft, begin = str(step), f"{step}."
         try:
             with dirfd_stat.entries(self.checkpoints / run) as entries:
@@ -265,7 +265,8 @@ class Layout:
 
     def check_exists(self, part: StorePath) -> None:
         """Raise StoreNotFound if `part` of the store, ``store.json`` or a directory, does not exist."""
-        # A store that was moved, deleted or unmounted must not seem empty, or a training would start over at step 1.
+        # A store that was moved, deleted or unmounted must not seem empty. Otherwise, a training would start over at
+        # step 1.
         if not dirfd_stat.exists(part):
             msg = f"{self.root} has no {part.name}: the store was moved, deleted or unmounted, or is an incomplete copy"
             hint = "mount it, or restore it from a backup"
@@ -297,13 +298,13 @@ class Layout:
             return runs.stamps(self.directories_by_run(run))
 
     def subdirectory_count(self, run: str) -> int:
-        """Return the number of subdirectories of a run, or 0 if the link count on this filesystem does not show it."""
+        """Return the number of subdirectories of a run, or 0 if the filesystem does not include it in link counts."""
         found = dirfd_stat.find(self.checkpoints / run)
         return 0 if found is None else max(0, found.st_nlink - 2)
 
     def run_stamp(self, run: str) -> RunStamp | None:
-        """Return the stamp of a run. None if it is not available, or may be outdated because of other hosts."""
-        # The cache of this host may have attributes from before a change by another host.
+        """Return the stamp of a run, or None if the stamp is not available or may be outdated."""
+        # If other hosts use the store, the attributes in the cache of this host may be older than their last change.
         if not self.view.sees_changes:
             return None
         try:
@@ -313,7 +314,7 @@ class Layout:
         return RunStamp(found.st_ino, found.st_nlink, found.st_mtime_ns, found.st_ctime_ns)
 
     def tags(self) -> dict[str, CheckpointKey]:
-        """Return the key of the first generation of the checkpoint that each tag names. Invalid tags are ignored."""
+        """Return, for each tag, the key of the first generation of its checkpoint. Invalid tags are ignored."""
         return {
             name: found.key.any_generation
             for name, text in self.tag_texts().items()
@@ -321,7 +322,7 @@ class Layout:
         }
 
     def tag_texts(self, names: Sequence[str] | None = None) -> dict[str, str | None]:
-        """Return the text of each symlink in ``refs/``, or of those in `names`, by name. Other files have None."""
+        """Return name -> target of each symlink in ``refs/``, or only of `names`. The target of other files is None."""
         try:
             return dirfd_stat.symlink_texts(self.refs, names)
         except (FileNotFoundError, NotADirectoryError):  # a copy of the store may lack empty directories
@@ -363,7 +364,7 @@ class OpenRuns:
         self, listed: Mapping[str, Mapping[str, int]], *, in_full: bool = False
     ) -> dict[CheckpointKey, Stamp | None]:
         """Return the stamp of each checkpoint in `Layout.directories_by_run`. None if its manifest is missing."""
-        # With `in_full`, also inspect now the files that `small_files` will return.
+        # With `in_full`, also find the files that `small_files` will return, in the same pass.
         found: dict[CheckpointKey, Stamp | None] = {}
         for run, names in listed.items():
             found |= self._stamps(run, keys_in(run, names), in_full=in_full)
@@ -386,7 +387,7 @@ class OpenRuns:
 
     def _run(self, run: str) -> OpenDir | None:
         if run not in self._open:
-            # Close all of them at once: runs are visited in order, so a closed one is usually not needed again.
+            # Close all runs at once: runs are inspected in order, so a closed run is usually not needed again.
             if len(self._open) >= _RUNS_OPEN:
                 self.close()
             try:

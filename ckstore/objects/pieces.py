@@ -25,7 +25,7 @@ _PART_BYTES = 2**20  # a part of this size is hashed while it is in the processo
 
 
 class Memory(Protocol):
-    """Memory that is filled by transfers, such as that of a GPU, or a part of it."""
+    """Memory that is filled by transfers, such as the memory of a GPU, or a part of such memory."""
 
     def __len__(self) -> int: ...
 
@@ -46,12 +46,12 @@ class Part(NamedTuple):
 
     extent: Extent  # the piece
     out: memoryview | Memory  # the memory to fill, of the length of the piece
-    what: str  # the name of the value that it belongs to, for messages
+    what: str  # the name of the value to which the piece belongs, for messages
     old: OldPiece | None = None  # the piece that `out` holds now, or None if it is unknown
 
 
 def by_blob(parts: Iterable[Part]) -> list[list[Part]]:
-    """Return parts grouped by blob, in the order of their offsets in it."""
+    """Return parts grouped by blob. The parts of each blob are sorted by offset."""
     # In this order, a disk is read sequentially, and each blob is opened once.
     found: dict[int, list[Part]] = defaultdict(list)
     for part in parts:
@@ -60,10 +60,10 @@ def by_blob(parts: Iterable[Part]) -> list[list[Part]]:
 
 
 class PieceReader:
-    """A context manager, for one thread, that reads pieces of an open checkpoint one after another.
+    """A context manager that reads pieces of an open checkpoint one after another. For one thread only.
 
-    `open_blobs` is the number of blobs that remain open, because small pieces share a blob. `before_each` is called
-    before each MiB. An exception from it ends the reading.
+    Up to `open_blobs` blobs remain open between pieces, because several small pieces share a blob. `before_each` is
+    called before each MiB, and ends the reading if it raises.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class PieceReader:
         self._repaired: set[str] = set()  # the digests of files whose repair was requested
 
     def read(self, part: Part) -> None:
-        """Read a piece into the memory of a part, and check it. The message about damage names the part's owner.
+        """Read a piece into the memory of a part, and check it. An error about damage names the value of the part.
 
         A damaged or missing blob is repaired if a remote of the store has a good copy.
         """
@@ -131,7 +131,8 @@ class PieceReader:
             try:
                 self._absent_pieces().read_right(extent, old if memory is out else None, memory, what, self._begin_part)
             except UNREADABLE:
-                # A pull may have restored the blob, and then removed the record of the remotes.
+                # A pull may have restored the blob meanwhile and removed the record of the remotes, so try the local
+                # file again.
                 del self._open[extent.blob]
                 fd = self._descriptor(extent, what)
                 if fd is None:
@@ -145,7 +146,7 @@ class PieceReader:
         algorithm = algorithm_of(extent.piece)
         running = algorithm.start()
         try:
-            # Read and hash part by part instead of in two passes over the whole piece (docs/adr/0006).
+            # Read and hash one part after another instead of in two passes over the whole piece (docs/adr/0006).
             at = 0
             for some in _windows(out):
                 self._begin_part()
@@ -177,8 +178,8 @@ class PieceReader:
         """Share the blocks of a piece with a file (reflink), without checking its bytes.
 
         Returns:
-            Whether the blocks are shared. None if the piece is encoded, or does not begin and end at block borders, so
-            that it must be copied on any filesystem.
+            Whether the blocks are shared. None if the piece is encoded or does not begin and end at block borders. Such
+            a piece must be copied on any filesystem.
         """
         extent = part.extent
         if not has_file(self._directory, extent):
@@ -206,10 +207,10 @@ class PieceReader:
 
     def read_ahead(self, parts: Sequence[Part]) -> None:
         """Ask the kernel to read the parts of one blob ahead, in the order in which they will be read."""
-        # On a local disk, nothing must be requested: Linux begins with a small read-ahead, and increases it and the
-        # size of pages as reading continues. After a request for the whole range, pages would have 4 KiB, which take
-        # the processor longer, now and when they are mapped (docs/adr/0007-loads.md). On a network filesystem, each
-        # answer takes time, so the whole range is requested, unless most of it is not needed.
+        # On a local disk, no request is made: Linux begins with a small read-ahead, and increases the read-ahead and
+        # the size of pages as reading continues. A request for the whole range would create pages of 4 KiB, which take
+        # more processor time, now and when they are mapped (docs/adr/0007-loads.md). On a network filesystem, each
+        # reply takes time, so the whole range is requested, unless most of it is not needed.
         if not has_file(self._directory, parts[0].extent):
             return
         try:
@@ -221,10 +222,10 @@ class PieceReader:
             return
         start = parts[0].extent.offset
         stop = max(part.extent.offset + part.extent.length for part in parts)
-        first_is_cached = files.is_cached(fd, start)  # always check this: it makes a disk read the first byte
+        first_is_cached = files.is_cached(fd, start)  # always make this call: it starts the read of the first byte
         if files.on_local_disk(fd) or (first_is_cached and files.is_cached(fd, stop - 1)):
             return
-        # If less than half of the range is needed, reading all of it would take longer than single requests.
+        # If less than half of the range is needed, reading all of it would take longer than separate requests.
         if 2 * sum(part.extent.length for part in parts) >= stop - start:
             files.read_ahead(fd, start, stop - start)
 
@@ -248,11 +249,11 @@ class PieceReader:
 
     def _descriptor(self, extent: Extent, what: str) -> int | None:
         """Return the descriptor of a piece's blob, or None if the blob is remote-only."""
-        # The least recently used blob is closed first, since neighboring small pieces are in one pack.
+        # The least recently used blob is closed first, because neighboring small pieces are in one pack.
         if extent.blob in self._open:
             self._open.move_to_end(extent.blob)
             return self._open[extent.blob]
-        # Close a blob before the next is opened, since the process may be at its limit of descriptors.
+        # Close a blob before opening the next one, because the process may be at its limit of descriptors.
         while len(self._open) >= self._open_most:
             _close(self._open.popitem(last=False)[1])
         fd = self._open[extent.blob] = self._directory.open_local(self._directory.manifest.blobs[extent.blob], what)
@@ -284,7 +285,7 @@ def read_unless_file(directory: CheckpointDirectory, digest: str, start: int, ou
 
 
 def extents_of(manifest: Manifest) -> list[list[Extent]]:
-    """Return the pieces in each blob of a manifest, each once, in the order of their offsets."""
+    """Return the pieces in each blob of a manifest, without duplicates, in the order of their offsets."""
     found: list[set[Extent]] = [set() for _ in manifest.blobs]
     for storage in manifest.storages:
         for extent in storage.extents:
@@ -293,7 +294,7 @@ def extents_of(manifest: Manifest) -> list[list[Extent]]:
 
 
 def why_not_right(directory: CheckpointDirectory, extents: Iterable[Extent], before_each: Callable[[], None]) -> str:
-    """Read pieces and compare them with their digests; return the problem with the first that differs, or ""."""
+    """Compare pieces with their digests. Return the problem of the first damaged piece, or "" if all are intact."""
     with PieceReader(directory, before_each=before_each) as pieces:
         for extent in extents:
             try:
@@ -343,11 +344,11 @@ def blob_of(directory: CheckpointDirectory, extents: Sequence[Extent]) -> str:
 
 
 class PieceMaps:
-    """Maps runs of pieces copy-on-write, without checking their bytes.
+    """Maps storages copy-on-write, without checking their bytes.
 
-    A run is the pieces of one storage. Runs of one piece must be mapped in the order of `place`. Runs in one pack share
-    a mapping of the pack. Equal runs have the same position in the blobs, but a write to one must not change another.
-    Therefore no two runs share mapped memory.
+    A storage is given as the list of its pieces. Storages of one piece must be mapped in the order of `place`. Storages
+    in one pack share a mapping of the pack. Equal storages have the same position in the blobs, but a write to one
+    storage must not change another. Therefore no two storages share mapped memory.
     """
 
     def __init__(self, directory: CheckpointDirectory) -> None:
@@ -357,21 +358,22 @@ class PieceMaps:
 
     @staticmethod
     def place(extents: Sequence[Extent]) -> tuple[int, int]:
-        """Return the sort key of runs for the order of mapping."""
+        """Return the sort key of a storage for the order of mapping."""
         return (extents[0].blob, extents[0].offset) if len(extents) == 1 else (-1, 0)
 
     def map(self, extents: Sequence[Extent], what: str) -> memoryview | None:
-        """Return separate memory for a run of pieces, or None if it cannot be mapped.
+        """Return separate memory for the pieces of a storage, or None if the storage cannot be mapped.
 
-        It cannot be mapped if it is encoded, is damaged, has several pieces that are not whole pages, or overlaps a run
-        in a pack that is already mapped.
+        A storage cannot be mapped if it is encoded, is damaged, has several pieces that are not whole pages, or
+        overlaps a storage in a pack that is already mapped.
         """
-        # An already mapped small run is not mapped again, since the number of mappings of a process is limited.
+        # A small storage that is already mapped is not mapped again, because a process can have only a limited number
+        # of mappings.
         if not all(has_file(self._directory, extent) for extent in extents):
             return None
         try:
             return self._map(extents, what)
-        except UNREADABLE:  # the caller reads the run into memory, which downloads it, repairs it, or raises the error
+        except UNREADABLE:  # the caller reads the storage into memory, with a download, a repair, or the same error
             return None
 
     def _map(self, extents: Sequence[Extent], what: str) -> memoryview | None:
@@ -382,7 +384,7 @@ class PieceMaps:
         (extent,) = extents
         if extent.blob != self._blob:
             self._blob, self._whole, self._end = extent.blob, self._map_blob(extent, what), 0
-        # Do not map a range that is already mapped for another tensor: a write to one would change the other.
+        # Do not map a range that is already mapped for another storage: a write to one would change the other.
         if extent.offset >= self._end:
             self._end = extent.offset + extent.length
             return self._whole[extent.offset : self._end]
@@ -391,7 +393,7 @@ class PieceMaps:
 
     def _map_blob(self, extent: Extent, what: str) -> memoryview:
         blob = self._directory.manifest.blobs[extent.blob]
-        # `whole` checks the size, since a page beyond the end of a short file would kill the process with SIGBUS.
+        # `whole` checks the size: an access to a page beyond the end of a short file would kill the process (SIGBUS).
         fd = self._directory.open_blob(blob, what, whole=True)
         try:
             return mapping.map_file(fd, blob.nbytes)
@@ -399,7 +401,7 @@ class PieceMaps:
             os.close(fd)
 
     def _side_by_side(self, extents: Sequence[Extent], what: str) -> memoryview:
-        """Map whole blobs next to each other. Each is open only while it is mapped, since there may be thousands."""
+        """Map whole blobs next to each other. Only one blob is open at a time, because there may be thousands."""
 
         def parts() -> Generator[mapping.FilePart]:
             for extent in extents:
@@ -409,6 +411,6 @@ class PieceMaps:
                 finally:
                     os.close(fd)
 
-        # Close the generator even after an error, whose traceback would otherwise keep a file open.
+        # Close the generator even after an error. Otherwise, the traceback of the error would keep a file open.
         with closing(parts()) as found:
             return mapping.map_side_by_side(found, sum(extent.length for extent in extents))

@@ -1,11 +1,11 @@
 """Link all names of a blob to one inode again, after the store was copied without its hardlinks.
 
-Only the file that all names will share must be right, so only that file is read. It is the canonical file or, if that
-is damaged or missing, the first right file. Each other file gets a second name in a staging directory. Then a rename
-replaces its name by the right file. A reader finds the old or the new file, and both have the same bytes. The old files
-are moved to trash with the staging directory, and are freed when no process has them open (rules T and K). If the
-process dies at any time, every name has the old or the new file. The process that moves the staging directory to trash
-first makes all names durable (`trash.sweep_staging`).
+Only the file that all names will share is read, because only this file must be intact. It is the canonical file or, if
+that file is damaged or missing, the first intact file. Each other file first gets a second name in a staging directory.
+Then a rename replaces its first name by a link to the intact file. A reader finds the old or the new file, and both
+have the same bytes. The old files are moved to trash with the staging directory, and are freed when no process has them
+open (rules T and K). If the process dies at any time, every name refers to the old or the new file. The process that
+moves the staging directory to trash first makes all names durable (`trash.sweep_staging`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Relinked:
     checked_bytes: int = 0  # how many bytes were read and compared
     relinked_count: int = 0  # the number of names in checkpoints that were linked to another file
     spare_bytes: int = 0  # the total size of replaced files without another name
-    damaged: set[str] = field(default_factory=set)  # digests of blobs without a right file so far
+    damaged: set[str] = field(default_factory=set)  # digests of blobs of which no intact file was found so far
 
 
 class Relinker:
@@ -54,7 +54,7 @@ class Relinker:
 
     @property
     def found_damage(self) -> bool:
-        """Whether any file was damaged. If so, relink all checkpoints again, since right files may be known now."""
+        """Whether any file was damaged. If so, relink all checkpoints again, because intact files may be known now."""
         return bool(self._wrong)
 
     def checkpoint(self, key: CheckpointKey) -> None:
@@ -78,7 +78,7 @@ class Relinker:
                     marks.forget_blob(directory.lock, digest)
 
     def _relink(self, directory: CheckpointDirectory, blob: BlobRecord) -> bool:
-        """Replace one blob of a checkpoint by the canonical file. Return True if it was another file."""
+        """Replace one blob of a checkpoint by the canonical file. Return whether it was replaced."""
         name = directory.lock.inside / BLOBS / blob.digest
         try:
             mine = directory.stat_blob(blob.digest)
@@ -98,9 +98,9 @@ class Relinker:
         return _inode(mine) != right and self._put_right(name, blob.digest, right)
 
     def _find_right(self, blob: BlobRecord, name: StorePath) -> Inode | None:
-        """Return the inode of a file with the right bytes, which now has the canonical name, or None."""
+        """Give an intact file the canonical name, and return its inode, or None if no file is intact."""
         canonical = self._layout.blob(blob.digest)
-        # Check the canonical file first: if it is right, most names are already linked to it.
+        # Check the canonical file first: if it is intact, most names are already linked to it.
         found = self._verify(canonical, blob)
         if found is None:
             found = self._verify(name, blob)
@@ -127,7 +127,7 @@ class Relinker:
         return _inode(right)
 
     def _make_canonical(self, name: StorePath, digest: str, right: Inode) -> bool:
-        """Make the right file the canonical one. Return False if that is not possible."""
+        """Give the intact file `name` the canonical name. Return False if this is impossible."""
         canonical = self._layout.blob(digest)
         for _ in range(_TRIES):
             fresh = self._link_of(name, right)
@@ -137,8 +137,8 @@ class Relinker:
                 return links.try_link(fresh, canonical)
             except FileExistsError:
                 try:
-                    # Do not only rename over the damaged file: it keeps a name in the staging directory until gc may
-                    # free it (rules T, K).
+                    # Do not only rename over the damaged file. It must keep a name in the staging directory until gc
+                    # may free it (rules T, K).
                     if self._swap(fresh, canonical) is None:
                         return False
                 except FileNotFoundError:  # gc has just removed the canonical name
@@ -150,7 +150,7 @@ class Relinker:
         return False
 
     def _put_right(self, name: StorePath, digest: str, right: Inode) -> bool:
-        """Replace another file by the canonical one. Return False if that is not possible."""
+        """Replace the file `name` by a link to the canonical file. Return False if this is impossible."""
         fresh = self._link_of(self._layout.blob(digest), right)
         if fresh is None:
             return False
@@ -166,20 +166,20 @@ class Relinker:
         return True
 
     def _swap(self, fresh: StorePath, name: StorePath) -> StorePath | None:
-        """Replace a file in one step; return the new name of the old file in the staging directory.
+        """Replace a file atomically. Return the new name of the old file in the staging directory.
 
         If the old file cannot have another link, nothing is replaced, and None is returned.
         """
         old = self._staging / f"new-{next(self._serial)}"
-        # Create the second name first: a rename over the last name would free a file that a reader on another host may
-        # have open.
+        # Create the second name first. A rename over the only name would free the old file, which a reader on another
+        # host may have open.
         if not links.try_link(name, old):
             return None
         links.rename(fresh, name)
         return old
 
     def _link_of(self, path: StorePath, right: Inode) -> StorePath | None:
-        """Return a new name in the staging directory for the right file, or None if `path` is another file.
+        """Return a new name in the staging directory for the intact file, or None if `path` is another file.
 
         The result is also None if the file is missing or cannot have another link.
         """

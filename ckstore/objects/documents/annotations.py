@@ -32,7 +32,7 @@ def read_annotations(directory: StorePath) -> Annotations | None:
 
 
 def add_annotations(layout: Layout, lock: DirectoryLock, more: Annotations) -> Annotations:
-    """Add annotations to a locked checkpoint durably and in one step; return all its annotations."""
+    """Add annotations to a locked checkpoint durably and atomically. Return all its annotations."""
     from ckstore.model.checkpoint.annotations import parse_annotations
     from ckstore.model.seal import to_write
 

@@ -1,4 +1,4 @@
-"""Replace small files (settings, pins, annotations) as a whole and durably. Only one process at a time does this."""
+"""Replace small files (settings, pins, annotations) durably and atomically, under one lock for all of them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _TIMEOUT_S = 10.0
 
 
 def changing(layout: Layout) -> locks.DirectoryLock:
-    """Lock out all other processes that change such files, until the new content is written."""
-    # Writers of the catalog take the same lock on the directory of the store, so the holder must not use the catalog.
+    """Return a lock that excludes all other processes which change such files."""
+    # Writers of the catalog also lock the directory of the store, so the holder of this lock must not use the catalog.
     return store_locks.lock_small_files(layout, timeout_s=_TIMEOUT_S)
 
 
@@ -26,27 +26,27 @@ def replace_file(layout: Layout, lock: locks.DirectoryLock, dir_fd: int, name: s
 
     Raises:
         InUse: The lock was lost, and nothing was changed.
-        OSError: The file has its old content or, if the directory could not be made durable, perhaps the new content.
+        OSError: The file has its old content. If the directory could not be made durable, it may have the new content.
     """
     from ckstore.fs.host import machine  # not needed for reading
 
-    # All files of a directory share one temporary name. Under the lock, an existing file of this name is a leftover of
-    # a dead process, and is removed. In a store whose lock other hosts may not see, the name contains the boot id of
-    # this machine.
+    # All files of a directory share one temporary name. Under the lock, an existing file with this name is a leftover
+    # of a dead process, and is removed. If other hosts may not see the lock, the name contains the boot id of this
+    # machine.
     fresh = ".new" if layout.view.sees_locks else f".new-{machine.boot_id()[:8]}"
     replace_by(fresh, dir_fd, name, data, check=lock.check)
 
 
 def replace_by(fresh: str, dir_fd: int, name: str, data: bytes, *, check: Callable[[], None] = lambda: None) -> None:
     """Replace a file like `replace_file`, with the temporary name `fresh`. `check` is called before the rename."""
-    # No running process uses the temporary name, so an existing file is a leftover of a dead one.
+    # No other running process uses the temporary name, so an existing file is a leftover of a dead process.
     with contextlib.suppress(FileNotFoundError):
         links.unlink(fresh, dir_fd=dir_fd)
     try:
-        # `create_file` fsyncs before the rename (law D1). Otherwise a power cut could leave an empty file in place of
-        # the old content.
+        # `create_file` calls fsync before the rename (law D1). Otherwise, a power cut could replace the old content by
+        # an empty file.
         files.create_file(fresh, data, mode=files.mode_in(dir_fd), dir_fd=dir_fd)
-        # Check the lock as late as possible, since another host may have it after a server restart (docs/adr/0016).
+        # Check the lock as late as possible, because another host may have it after a server restart (docs/adr/0016).
         check()
         links.rename(fresh, name, dir_fd=dir_fd)
     except (CkstoreError, OSError):

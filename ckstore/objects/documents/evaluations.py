@@ -1,8 +1,8 @@
-"""Records of evaluations, files in ``locks/``. Source: docs/format/v1.md, "Evaluations".
+"""Keep the records of evaluations as files in ``locks/``. Source: docs/format/v1.md, "Evaluations".
 
 The records of one checkpoint and one metric are numbered. The process that creates the record with the next number
-evaluates the checkpoint. Its lock on the file ends with the process. A process that ends an evaluation without the
-metric renames the record. If the lock of a record that was not renamed is free, its process was killed.
+evaluates the checkpoint, and holds a lock on the record until the process ends. A process that ends an evaluation
+without the metric renames the record. If a record was not renamed and its lock is free, its process was killed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ class Running:
     name: RecordName
     says: Evaluation | None  # the content of the record; None if it cannot be read
     since: float  # when it began, in seconds since 1970
-    # Whether its lock is held. If not, the evaluator is on another host, whose locks may not be visible here.
+    # Whether the lock of the record is held. If not, the evaluator is on another host, whose locks may not be visible
+    # on this host.
     is_locked: bool
 
 
@@ -64,25 +65,25 @@ def running(layout: Layout, name: RecordName) -> Running | None:
         return None
     try:
         is_locked = lock_files.is_locked(path)
-    except (FileNotFoundError, DamagedBlob):  # it has just ended, or another user has replaced the file
+    except (FileNotFoundError, DamagedBlob):  # the evaluation has just ended, or another user has replaced the file
         return None
-    except PermissionError:  # it belongs to another user, and this user may no longer access the directory
+    except PermissionError:  # the record belongs to another user, and this user may no longer access the directory
         return Running(name, None, found.st_ctime, is_locked=True)
     says: Evaluation | None = None
-    with suppress(CkstoreError, OSError):  # the content is mostly for people; the lock shows that it is running
+    with suppress(CkstoreError, OSError):  # the content is mostly for people; the lock shows whether it is running
         says = read(files.read_file(path, most_bytes=EVALUATION_MAX_BYTES), parse_evaluation, str(path))
     if not is_locked and _would_see_lock(layout, says):
         return None
-    # Creating the record has set ctime, which no user can set back.
+    # The creation of the record has set ctime, which no user can set back.
     return Running(name, says, found.st_ctime, is_locked)
 
 
 def _would_see_lock(layout: Layout, says: Evaluation | None) -> bool:
     """Whether this process would see the lock of the process that created a record."""
-    # Processes of the same boot of one machine see each other's locks, even in containers.
+    # Processes of one machine see each other's locks, even in containers. They have the same boot id.
     if layout.view.sees_locks or (says is not None and says.boot == _boot()):
         return True
-    # Otherwise the mounts on both hosts must pass locks on to the server.
+    # Otherwise, the mounts on both hosts must pass locks on to the server.
     return says is not None and says.locks_reach_hosts and _locks_reach_hosts(layout)
 
 
@@ -122,7 +123,7 @@ def begin(layout: Layout, id: str, metric: str, number: int) -> locks.DirectoryL
 
 
 def of_metric(names: Iterable[RecordName], id: str, metric: str) -> list[RecordName]:
-    """Return the records of one checkpoint and one metric, the first evaluation first."""
+    """Return the records of one checkpoint and one metric, from the first evaluation to the last."""
     key = metric_key(metric)
     return sorted((name for name in names if (name.id, name.metric) == (id, key)), key=lambda name: name.number)
 
@@ -143,12 +144,12 @@ def end(layout: Layout, name: RecordName, lock: locks.DirectoryLock) -> None:
 
 
 def _is_owner(lock: locks.DirectoryLock) -> bool:
-    """Whether this process took the lock. In a forked child, it is closed, and the record of the parent must remain."""
+    """Whether this process took the lock. In a forked child, the lock is closed, and the parent's record must remain."""
     return lock.fd >= 0
 
 
 def remove_of(layout: Layout, id: str, metrics: Iterable[str]) -> None:
-    """Remove the records of a checkpoint that now has these metrics, because no evaluation is needed any more."""
+    """Remove the records of these metrics of a checkpoint, because the checkpoint now has the metrics."""
     keys = {metric_key(metric) for metric in metrics}
     remove(layout, [name for name in records(layout) if name.id == id and name.metric in keys])
 

@@ -1,8 +1,8 @@
-"""The mark of a damaged checkpoint: ``damaged.json`` in its directory. Source: docs/format/v1.md, "damaged.json".
+"""Mark damaged checkpoints with a file ``damaged.json`` in their directory. Source: docs/format/v1.md, "damaged.json".
 
 Marks are not lost with the catalog. A process that writes or removes a mark holds the shared lock on the directory. It
-uses the descriptor of the lock, because the mark must stay in the directory if that is renamed meanwhile. A mark
-protects no data, so it is unlinked directly and not moved to trash.
+uses the descriptor of the lock, so that a rename of the directory has no effect. A mark protects no data, so it is
+unlinked directly instead of being moved to trash.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def is_marked(path: StorePath) -> bool:
 
 def marked(layout: Layout) -> Iterator[StorePath]:
     """Yield the directory of every published checkpoint that is marked, or for which this cannot be determined."""
-    # Each save checks all checkpoints, so the check must be fast: it uses the open directory of the run, and the other
-    # checks are made only for the few checkpoints with a mark.
+    # Each save calls this function for all checkpoints, so it must be fast. It uses the open directory of each run, and
+    # makes further checks only for the few checkpoints with a mark.
     for run in layout.runs():
         folder = layout.checkpoints / run
         try:
@@ -84,7 +84,7 @@ def _may_be_marked(run_directory: OpenDir, step: str) -> bool:
 
 
 def blobs_of(path: StorePath) -> list[str]:
-    """Return the digests in the mark of the checkpoint in the directory `path`, each once."""
+    """Return the digests in the mark of the checkpoint in the directory `path`, without duplicates."""
     try:
         with files.opened_directory(path) as fd:
             mark = read_mark(fd)
@@ -111,11 +111,11 @@ def read_mark(dir_fd: int) -> Mark | None:
 
 
 def write_mark(lock: DirectoryLock, mark: Mark) -> None:
-    """Mark a locked checkpoint as damaged, durably and in one step. Damage that was already recorded is kept."""
+    """Mark a locked checkpoint as damaged, durably and atomically. Damage that was already recorded is kept."""
     old = read_mark(lock.fd)
     if old is not None:
         joined = old.joined(mark)
-        # Write nothing if the damage is already recorded, since a reader may find the same damage again and again.
+        # Write nothing if the damage is already recorded, because a reader may find the same damage many times.
         if joined.entries == old.entries or set(mark.entries) <= set(old.entries):
             return
         mark = joined
@@ -123,12 +123,12 @@ def write_mark(lock: DirectoryLock, mark: Mark) -> None:
 
 
 def forget_blob(lock: DirectoryLock, digest: str) -> None:
-    """Remove a healed blob from the mark. The mark is deleted with its last entry."""
+    """Remove a healed blob from the mark, and delete the mark if it names no other blob."""
     old = read_mark(lock.fd)
     if old is None:
         return
     left = old.without(digest)
-    # An unreadable mark may have named other blobs, so only a check of the whole checkpoint removes it.
+    # An unreadable mark may have named other blobs, so it is removed only after a check of the whole checkpoint.
     if not old.entries or left.entries == old.entries:
         return
     if left.entries:
@@ -139,7 +139,7 @@ def forget_blob(lock: DirectoryLock, digest: str) -> None:
 
 def remove_mark(lock: DirectoryLock, known: Identity | None) -> bool:
     """Remove the mark of an intact checkpoint. Return False if there is no mark, or it is not the mark `known`."""
-    # A mark that was written while the checkpoint was being read may be about damage that this reading did not find.
+    # A mark that was written during the check of the checkpoint may be about damage that the check did not find.
     if known is None or identity(lock.fd) != known:
         return False
     status = os.fstat(lock.fd)
@@ -154,7 +154,7 @@ def _replace(lock: DirectoryLock, mark: Mark) -> None:
     temporary = f"{_TEMPORARY}{uuid.uuid4().hex[:12]}"
     try:
         files.create_file(temporary, mark.render(), mode=0o444, dir_fd=lock.fd)
-        # Rename it over the old mark, so that a damaged checkpoint always has a mark.
+        # Rename the file over the old mark, so that a damaged checkpoint always has a mark.
         links.rename(temporary, MARK, dir_fd=lock.fd)
     except OSError:
         with suppress(OSError):  # this must not hide the first error; `_unlink` removes the file later

@@ -1,4 +1,4 @@
-"""The files in ``pins/``. Source: docs/format/v1.md, "Pins"."""
+"""Read and write the files in ``pins/``. Source: docs/format/v1.md, "Pins"."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def write_pin(layout: Layout, pin: Pin, *, instead_of: Pin | None = None) -> Non
     data = to_write(pin, partial(parse_pin, pin.name), most_bytes=PIN_MAX_BYTES, where=where)
     # A copied store may lack empty directories.
     links.make_directory(layout.pins)
-    # All small files of the store are written under one lock, since those in a directory share a temporary name.
+    # All small files of the store are written under one lock, because the files in a directory share a temporary name.
     with atomic_file.changing(layout) as lock, files.opened_directory(layout.pins) as fd:
         if instead_of is not None and _read(layout, instead_of.name) != instead_of:
             return
@@ -60,11 +60,11 @@ def remove_pin(layout: Layout, name: str) -> bool:
     if pin_name(file_name(name)) is None:
         return False
     try:
-        # Take the lock, so that no process that is moving the pin to another checkpoint writes it again.
+        # Take the lock. Otherwise, a process that is moving the pin to another checkpoint could write it again.
         with atomic_file.changing(layout):
             links.unlink(layout.pins / file_name(name))
     except FileNotFoundError:
         return False
-    # Sync the directory, so that a power cut cannot restore a removed pin, which would keep its checkpoint.
+    # Sync the directory. Otherwise, a power cut could restore the pin, which would then protect its checkpoint again.
     files.sync_directory(layout.pins)
     return True

@@ -1,7 +1,7 @@
-"""The file ``verified.json`` with the times at which blobs were last read. Source: docs/format/v1.md.
+"""Keep the times at which blobs were last verified in the file ``verified.json``. Source: docs/format/v1.md.
 
 A verification with a budget reads the blobs with the oldest times first, so repeated verifications read all blobs. The
-times are in the store and not in the catalog, so that they are not lost with the catalog.
+times are not in the catalog, so they are not lost with it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CHECKED_MAX_BYTES = 2**30
 _FORMAT = "ckstore-verified"
 
 Copy = tuple[str, int]
-"""The digest and the inode number. If a blob is written again, it is another copy, which has not been read yet."""
+"""The digest and the inode number. A blob that is written again is a new copy, which has not been read yet."""
 
 
 @dataclass(slots=True)
@@ -32,9 +32,9 @@ class CheckedTimes:
     times: dict[Copy, int] = field(default_factory=dict)  # copy -> seconds since 1970
 
     def when(self, copy: Copy, now_s: float) -> int:
-        """Return when a copy was read, or 0 for never. A time in the future is wrong and counts as 0."""
+        """Return when a copy was last read, or 0 for never. A time in the future is wrong and counts as 0."""
         then_s = self.times.get(copy, 0)
-        # With a time in the future, from a wrong clock, the blob would not be read until that time.
+        # Otherwise, a blob with a time in the future (from a wrong clock) would not be read until that time.
         return then_s if 0 < then_s <= now_s else 0
 
     def render(self) -> bytes:
@@ -61,7 +61,7 @@ def _entry(item: object) -> tuple[Copy, int] | None:
     digest, inode, then_s = item
     if not is_digest(digest) or not isinstance(then_s, int) or isinstance(then_s, bool):
         return None
-    # Inode numbers are texts, since they have 64 bits, and many JSON readers keep only 53.
+    # Inode numbers are stored as texts, because they have 64 bits, and many JSON readers keep only 53.
     if not isinstance(inode, str) or not (inode.isascii() and inode.isdigit() and len(inode) <= 20):
         return None
     return (digest, int(inode)), then_s
@@ -81,7 +81,7 @@ def read_checked(layout: Layout) -> CheckedTimes:
 
 def remember_checked(layout: Layout, read: Mapping[Copy, int], keep: Callable[[Copy], bool]) -> bool:
     """Add the times of reads, and remove those that `keep` rejects. Return False if the file cannot be written."""
-    # The times only affect the order of reads, so failing to write them must not fail a verification.
+    # The times affect only the order of reads, so an error while writing them must not fail a verification.
     try:
         with atomic_file.changing(layout) as lock, files.opened_directory(layout.root) as fd:
             # Read the times under the lock, so that those of another verification are kept.

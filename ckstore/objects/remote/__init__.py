@@ -1,1 +1,1 @@
-"""Blobs of a checkpoint that only remotes have: their record, and reads of their pieces."""
+"""Record which blobs of a checkpoint only remotes have, and read their pieces."""

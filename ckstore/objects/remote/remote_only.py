@@ -1,7 +1,8 @@
-"""The file ``elsewhere.json`` of a checkpoint whose blobs were evicted. Source: docs/format/v1.md.
+"""Keep the file ``elsewhere.json`` in checkpoints whose blobs were evicted. Source: docs/format/v1.md.
 
-The file lists the remotes that have the blobs. While it exists and is readable, a blob that the directory lacks is
-remote-only and not missing. The file is written before any blob is freed, and removed after all blobs were restored.
+The file lists the remotes that have the blobs. While the file exists and is readable, a blob that the directory lacks
+counts as remote-only instead of missing. The file is written before any blob is freed, and removed after all blobs were
+restored.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _MAX_BYTES = 2**20
 
 
 def read_remote_only(dir_fd: int) -> RemoteOnly | None:
-    """Return the remotes of the blobs that an open checkpoint directory lacks, or None if the file does not exist."""
+    """Return the record of the remotes in an open checkpoint directory, or None if the file does not exist."""
     try:
         data = files.read_file(ELSEWHERE, most_bytes=_MAX_BYTES, dir_fd=dir_fd)
     except FileNotFoundError:
@@ -33,7 +34,7 @@ def read_remote_only(dir_fd: int) -> RemoteOnly | None:
 
 
 def holders_at(directory: StorePath) -> tuple[RemoteHolder, ...]:
-    """Return the remotes with the blobs that the directory of a checkpoint lacks, or nothing without a valid file."""
+    """Return the remotes that have the evicted blobs of a checkpoint, or nothing if there is no valid file."""
     try:
         data = files.read_file(directory / ELSEWHERE, most_bytes=_MAX_BYTES)
         return read(data, parse_remote_only, ELSEWHERE).remotes
@@ -49,7 +50,7 @@ def with_remotes(layout: Layout, info: CheckpointInfo) -> CheckpointInfo:
 
 
 def may_lack(dir_fd: int) -> bool:
-    """Whether the blobs that an open checkpoint directory lacks are on remotes. False if the file is unreadable."""
+    """Whether blobs that an open checkpoint directory lacks are on remotes. False if the file is unreadable."""
     try:
         return read_remote_only(dir_fd) is not None
     except CkstoreError:
@@ -57,7 +58,7 @@ def may_lack(dir_fd: int) -> bool:
 
 
 def remote_only_bytes(document: RemoteOnly, where: str) -> bytes:
-    """Return the content of the file, after parsing it again."""
+    """Return the content of the file. It is parsed as a check."""
     return to_write(document, parse_remote_only, most_bytes=_MAX_BYTES, where=where)
 
 
@@ -84,8 +85,8 @@ def remove_remote_only(lock: DirectoryLock) -> None:
 def touch(lock: DirectoryLock) -> None:
     """Make every catalog read a locked checkpoint again after its blobs, but not its manifest, have changed."""
     status = os.stat(MANIFEST, dir_fd=lock.fd, follow_symlinks=False)
-    # Set the same times again, which changes only ctime and shows that rows in catalogs are outdated. If the manifest
-    # belongs to another member of the group, the kernel refuses this. Rows then remain outdated, which is safe, because
-    # gc counts links.
+    # Setting the same times again changes only ctime, which shows that rows in catalogs are outdated. If the manifest
+    # belongs to another user, the kernel refuses this call, and outdated rows remain. This is safe, because gc counts
+    # links.
     with suppress(PermissionError):
         os.utime(MANIFEST, ns=(status.st_atime_ns, status.st_mtime_ns), dir_fd=lock.fd, follow_symlinks=False)

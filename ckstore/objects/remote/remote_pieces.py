@@ -17,8 +17,8 @@ If the last argument is True, the cache is bypassed. The function returns how ma
 cannot fill the memory.
 """
 
-# The maximum size of one request. The latency of a request corresponds to the transfer of some hundred KiB, so larger
-# requests would take memory and save no time.
+# The maximum size of one request. In the latency of a request, a few hundred KiB can be transferred. So larger requests
+# would take memory and save almost no time.
 _RUN_BYTES = 8 * 2**20
 # The padding between two pieces of a pack is smaller than this, and is downloaded. A larger gap is downloaded only if
 # it is a small share of the wanted bytes.
@@ -62,7 +62,7 @@ class RemotePieces:
             old = None
             if algorithm_of(extent.piece).digest(out) == extent.piece:
                 return
-        # This is damage on the remote and not of this checkpoint, whose directory gets no mark.
+        # The damage is on the remote, so the local directory of the checkpoint gets no mark.
         msg = f"{what} of {self._manifest.name} was fetched {_FETCHES} times with bytes of another digest"
         raise RemoteError(
             f"{msg}: blob {self._manifest.blobs[extent.blob].digest} is damaged on the remote",
@@ -75,7 +75,7 @@ class RemotePieces:
         self._window = 0, memoryview(b"")
 
     def read(self, extent: Extent, out: memoryview, *, again: bool = False) -> None:
-        """Fill memory with a piece without checking it. With `again`, the bytes of the last download were wrong."""
+        """Fill memory with a piece without checking it. `again` means that the last download had wrong bytes."""
         start, stop = extent.offset, extent.offset + extent.length
         if extent.blob != self._blob:
             self._blob, self._expected = extent.blob, []
@@ -96,7 +96,7 @@ class RemotePieces:
         out[:] = run[: len(out)]
 
     def advance(self, extent: Extent, old: OldPiece, out: memoryview) -> bool:
-        """Turn an old piece into this one in place. Return False if the remote has no difference between them."""
+        """Change an old piece in memory into this piece. Return False if the remote has no difference between them."""
         if self._fetch is None:
             return False
         came = self._fetch(self._manifest.blobs[extent.blob], extent.offset, out, old, False)
@@ -108,7 +108,7 @@ class RemotePieces:
         for low, high in self._expected:
             if low < stop:
                 continue
-            # A gap that is larger than padding is downloaded only if it is a small share of the wanted bytes.
+            # A gap that is larger than the padding is downloaded only if it is a small share of the wanted bytes.
             if low - stop >= max(_GAP_BYTES, (stop - start) // _GAP_SHARE) or high - start > _RUN_BYTES:
                 break
             stop = high
