@@ -31,8 +31,8 @@ _OPEN_MOST = 16
 _HEADS_MOST_TILES = 2**18  # the maximum number of tiles in open files, whose heads take about 60 MiB
 _KEPT_MOST = 16
 # The maximum number of decoded bytes per requested byte. If the blobs of a chain of bases are cut into tiles at
-# different offsets, the first MiB needs 44 tiles, or twice as many with a cast. In a hostile file, consecutive tiles can
-# refer to distant parts of the base, so that each of them requires decoding a tile of every blob in the chain.
+# different offsets, the first MiB needs 44 tiles, or twice as many with a cast. In a hostile file, consecutive tiles
+# can refer to distant parts of the base, so that each of them requires decoding a tile of every blob in the chain.
 _WORK_TIMES = 128
 # Parsing one byte of a head takes as long as decoding this many bytes.
 _HEAD_TIMES = 64

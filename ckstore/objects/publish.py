@@ -33,19 +33,20 @@ Rule = IfExists | Literal["taken", "beside"]
 ``beside``, other checkpoints of the step are ignored."""
 MayPublish = Callable[[Sequence[Published]], None]
 """A function that raises if a checkpoint must not be published, given the checkpoints that would be replaced."""
-# A try fails only if the name belongs to an earlier generation of the checkpoint, or to one that is being dropped.
+# A try fails only if the name belongs to an earlier generation of the checkpoint, or to a directory that is being
+# dropped.
 _NAME_TRIES = 100
 _REOPEN = "the checkpoint may or may not exist after a restart of the machine; open the store again"
 # Listing a run under the lock may take seconds on a busy disk.
 _RUN_TIMEOUT_S = 30.0
-# The maximum time for which a save may have the hidden name. In this time, it waits for the lock, and then makes a few
-# calls to the server.
+# The maximum time for which a save may have the hidden name. In this time, the save waits for the lock, and then makes
+# a few calls to the server.
 _HIDDEN_S = _RUN_TIMEOUT_S + 15.0
 _HIDDEN_PAUSE_S = 0.02
 
 
 class Overtaken(Exception):
-    """A checkpoint of the step comes later in the order of commits. `sequence` is its number."""
+    """Another checkpoint of the step is later in the order of commits. `sequence` is the number of that checkpoint."""
 
     def __init__(self, sequence: int) -> None:
         super().__init__(sequence)
@@ -59,7 +60,8 @@ class Outcome:
     key: CheckpointKey  # the directory of the new checkpoint, or of `existing`
     existing: Published | None = None  # the checkpoint that is used instead, if the new one was not published
     older: tuple[CheckpointKey, ...] = ()  # the other directories of the step, which the new one supersedes
-    # The run before and after the rename, while nothing could be dropped in it. None if nothing was published.
+    # The status of the run before and after the rename. Under the lock, no checkpoint of the run was dropped between
+    # these two times. None if nothing was published.
     change: RunChange | None = None
 
 
@@ -67,7 +69,7 @@ class KnownRuns(NamedTuple):
     """The facts about runs that a process knows, so that it need not sync or list them again."""
 
     synced: dict[str, RunStamp | None]
-    """The stamp of each run when this process itself last made the name of the run durable. `publish` updates it."""
+    """Run -> its stamp when this process last made the name of the run durable. `publish` updates this dict."""
     of_step: OfStep | None = None
     """A function that returns the directories of a step. If None, the run is listed."""
 
@@ -84,21 +86,21 @@ def publish(
 ) -> Outcome:
     """Durably publish the sealed `staging`, which has this manifest.
 
-    After `UnknownOutcome`, the checkpoint may have been published. After any other error, it was not.
+    After `UnknownOutcome`, the checkpoint may have been published. After any other error, it was not published.
 
     Args:
         staging: The sealed directory.
-        manifest: Its manifest.
+        manifest: The manifest of the checkpoint.
         manifest_id: The id of the manifest.
-        rule: Whether it may be published if its step has another checkpoint.
+        rule: Whether the checkpoint may be published if its step has another checkpoint.
         runs: The runs that the process knows. A run whose stamp has not changed is not synced again.
-        as_newest: Whether it must come after all others of its step in the order of commits.
+        as_newest: Whether the checkpoint must be the last one of its step in the order of commits.
         may_publish: Called under the lock of the run with the checkpoints of the step that would be replaced. It raises
-            if nothing must be published. It is not called if an equal checkpoint is returned instead.
+            to prevent the publication. It is not called if an equal checkpoint is returned instead.
 
     Raises:
-        Overtaken: It does not come after all others, and nothing was published.
-        StepExists: The rule does not allow another checkpoint at its step.
+        Overtaken: With `as_newest`, the step has a later checkpoint, and nothing was published.
+        StepExists: The rule does not allow another checkpoint at the step.
         InUse: Another process has the run locked for too long, or is saving the same step.
     """
     layout = staging.layout
@@ -146,18 +148,19 @@ def _publish(
     as_newest: bool,
     may_publish: MayPublish | None,
 ) -> Outcome:
-    """Search for other checkpoints of the step, and rename. Under the lock, both are one step for other processes."""
+    """Search for other checkpoints of the step, then rename. The lock of the run makes both steps atomic."""
     layout = staging.layout
-    # On a shared filesystem, the lock may not reach other hosts, so a hidden name serves as a lock. It is taken before
-    # the lock. Otherwise, a host that waits for the name would already have written its mark into the lock file, and
-    # the host that has the name would believe that its own lock was lost.
+    # On a shared filesystem, the lock may not reach other hosts, so a hidden name serves as a second lock. The save
+    # gets this name before it takes the lock. In the opposite order, a host that waits for the name would already have
+    # written its mark into the lock file, and the host with the name would find this mark and assume that it has lost
+    # the lock.
     hides = not layout.view.sees_locks and rule not in ("replace", "beside")
     source, published = hidden_at(layout, manifest.run, manifest.step) if hides else staging.path, False
     try:
         if hides:
             _hide(layout, staging, source)
         with store_locks.lock_run(layout, manifest.run, exclusive=True, timeout_s=_RUN_TIMEOUT_S) as lock:
-            # Nothing is dropped under the lock, so any later difference in the run is an addition.
+            # Nothing can be dropped under the lock, so any later difference in the run is an addition.
             before = layout.run_stamp(manifest.run)
             others = tuple(of_step(manifest.run, manifest.step))
             found = _sound_of_step(layout, rule, others)
@@ -187,9 +190,9 @@ def hidden_at(layout: Layout, run: str, step: int) -> StorePath:
 
 def _hide(layout: Layout, staging: Staging, hidden: StorePath) -> None:
     """Rename a staging directory to the hidden name of its step, which only one process can have."""
-    # A save lists the step after it got the hidden name. Therefore, if two hosts save one step at the same time, the
-    # second one sees the checkpoint of the first. No reader, tag or collector uses the hidden name, so it can be given
-    # up.
+    # A save lists the step after it gets the hidden name. Therefore, if two hosts save one step at the same time, the
+    # second one sees the checkpoint of the first. No reader, tag or collector uses the hidden name, so the save can
+    # withdraw it.
     inode, deadline = 0, math.inf
     while not rename_opened(staging.lock, staging.path, hidden):
         found = dirfd_stat.find(hidden)
@@ -202,9 +205,9 @@ def _hide(layout: Layout, staging: Staging, hidden: StorePath) -> None:
 
 
 def _took_away(layout: Layout, hidden: StorePath) -> bool:
-    """Move a directory that has had the hidden name for too long to trash; return whether the name is free now."""
-    # The save of the directory died, or was stopped on another host, whose lock is not visible. In the latter case, the
-    # save will not find the name any more, and will fail.
+    """Move a directory that has had the hidden name for too long to trash. Return whether the name is free now."""
+    # The save of the directory died, or it was stopped on another host, whose lock is not visible. A stopped save that
+    # continues later no longer finds its directory under the name, and fails.
     with suppress(FileNotFoundError):
         lock = locks.try_exclusive(hidden)
         if lock is None:
@@ -215,14 +218,11 @@ def _took_away(layout: Layout, hidden: StorePath) -> bool:
 
 
 def _check_own(staging: Staging, hidden: StorePath, target: StorePath) -> None:
-    """Raise if the directory that was renamed from the hidden name is not the staging directory.
-
-    In that case, the rename is reversed.
-    """
+    """Reverse the rename from the hidden name and raise, if the renamed directory is not the staging directory."""
     try:
         if staging.lock.names(target):
             return
-        # This save was stopped for so long that its directory was moved to trash, and another save has the hidden name.
+        # This save was stopped for so long that its directory was moved to trash. Another save now has the hidden name.
         links.rename(target, hidden)
     except OSError as error:
         msg = f"it is unknown whether {target} was published: {error}"
@@ -234,7 +234,7 @@ def _check_own(staging: Staging, hidden: StorePath, target: StorePath) -> None:
 def _withdraw(hidden: StorePath, staging: Staging) -> None:
     """Rename an unpublished staging directory back to its own name, so that it is discarded like any other."""
     with suppress(OSError):  # gc removes the directory, and this error must not hide the first one
-        if staging.lock.names(hidden):  # if not, it was moved to trash, and another save may have the name
+        if staging.lock.names(hidden):  # otherwise, it was moved to trash, and another save may have the name
             links.rename(hidden, staging.path)
 
 
@@ -247,7 +247,7 @@ def existing_of_step(layout: Layout, manifest: Manifest, rule: Rule, keys: Itera
 
 
 def _sound_of_step(layout: Layout, rule: Rule, keys: Iterable[CheckpointKey]) -> list[Published]:
-    """Return the reliable checkpoints of a step, in order. Rules ignore all others."""
+    """Return the reliable checkpoints of a step, in the order of commits. Rules ignore other checkpoints."""
     found: list[Published] = []
     for key in () if rule == "beside" else keys:
         looked = look(layout, key)
@@ -298,11 +298,11 @@ def _existing(manifest: Manifest, rule: Rule, found: Sequence[Published]) -> Pub
 
 
 def is_sound(layout: Layout, published: Published) -> bool:
-    """Whether a complete checkpoint is reliable: it has no mark, and touched blobs have the right digest."""
+    """Whether a complete checkpoint is reliable: it has no mark, and blobs without a stamp have the right digest."""
     path = layout.checkpoint(published.key)
     if marks.is_marked(path):
         return False
-    # Only local files are checked, since an eviction has compared the other files on the remote.
+    # Only local files are checked, because an eviction has already compared the other files on the remote.
     return all(blobs.is_sound(path / BLOBS / file.digest, file.digest, file.nbytes) for file in published.local_files)
 
 
@@ -316,20 +316,20 @@ def give_name(  # noqa: PLR0917
     *,
     former: CheckpointKey | None = None,
 ) -> tuple[CheckpointKey, Published | None]:
-    """Rename a complete directory to the name that depends on the id of its checkpoint.
+    """Rename a complete directory to the final name of its checkpoint, which depends on the id.
 
     Args:
         layout: The store.
         source: The directory.
         opened: The lock on the directory.
         run: The run of the checkpoint.
-        step: Its step.
-        id: Its id.
-        former: The published generation of this checkpoint that the directory replaces. If None, it is a new one.
+        step: The step of the checkpoint.
+        id: The id of the checkpoint.
+        former: The published generation that the directory replaces. None for a new checkpoint.
 
     Returns:
-        The key, and None. If this checkpoint was published before and is sound, its key and the published checkpoint,
-        and nothing was renamed.
+        The key of the renamed directory, and None. If this checkpoint was published before and is sound, nothing is
+        renamed, and the result is the key of the existing directory and the published checkpoint.
     """
     is_form, generation, digit_count = former is not None, 0, SHORT_DIGITS
     if former is not None:
@@ -354,16 +354,16 @@ def give_name(  # noqa: PLR0917
 
 def rename_opened(opened: locks.DirectoryLock, source: StorePath, target: StorePath) -> bool:
     """Rename an open directory. Return False if the name is taken. An error is ignored if the rename succeeded."""
-    # An error after a successful rename is possible if the answer of a server is lost. The client may then ask again,
-    # when the source does not exist any more. rename(2) never replaces a directory that is not empty, and every
-    # checkpoint has a manifest.
+    # A rename may succeed and still return an error, if the reply of a server is lost and the client repeats the
+    # request. The source then no longer exists. An existing checkpoint is never replaced, because rename(2) replaces
+    # only empty directories, and every checkpoint has a manifest.
     try:
         links.rename(source, target)
     except OSError as error:
         if error.errno in links.ALREADY_THERE:
             return False
         try:
-            statx.refresh(target.parent)  # the cache of this host may say that the target does not exist
+            statx.refresh(target.parent)  # according to the cache of this host, the target may not exist
             if opened.names(target):
                 return True
         except OSError as second:
@@ -375,9 +375,9 @@ def rename_opened(opened: locks.DirectoryLock, source: StorePath, target: StoreP
 
 def raise_if_unknown(error: OSError, parent: OpenDir) -> None:
     """Raise `UnknownOutcome` if a filesystem refused a rename while it was shutting down."""
-    # When XFS shuts down, it answers EIO to a rename whose log record may already be on the disk. The replay of the log
-    # then executes the rename, as was observed after a power cut. If an fsync still succeeds, the filesystem has not
-    # shut down, and the rename has failed for good.
+    # When XFS shuts down, a rename returns EIO although its log record may already be on the disk. The replay of the
+    # log then performs the rename. This was observed after a power cut. If an fsync still succeeds, the filesystem has
+    # not shut down, and the rename has definitely failed.
     if error.errno != errno.EIO:
         return
     try:
@@ -388,9 +388,9 @@ def raise_if_unknown(error: OSError, parent: OpenDir) -> None:
 
 
 def sync_parents(parents: Sequence[OpenDir]) -> None:
-    """Make every rename into and out of the directories durable, the new parent first."""
-    # This is also needed if another process did the rename: no process acknowledges a name that it has not itself made
-    # durable (rule F). After an error, the save is not acknowledged.
+    """Make every rename into and out of the directories durable. The first directory must be the new parent."""
+    # This is also needed if another process made the rename: a process reports success only for a name that this
+    # process itself has made durable (rule F). After an error, the save does not report success.
     for directory in parents:
         try:
             files.sync_open_directory(directory.fd)

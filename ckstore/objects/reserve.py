@@ -1,9 +1,9 @@
-"""Reserved space and inodes in ``reserve/``, so that checkpoints can be deleted when the disk is full.
+"""Reserve space and inodes in ``reserve/``, so that checkpoints can be deleted when the disk is full.
 
 A process that frees space on a full filesystem first releases the reserve, and creates it again at the end. A save
-never releases it, because the data of the save would take that space, and then nothing could be freed. A test file
-shows whether the filesystem is full, because the free space that the filesystem reports ignores quotas (of a user, a
-project or a subvolume).
+never releases the reserve, because the data of the save would take this space, and then nothing could be freed. A test
+file shows whether the filesystem is full, because the free space that the filesystem reports ignores quotas (of a user,
+a project or a subvolume).
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from ckstore.objects.trash import names_in
 
 # The minimum size of the reserve (docs/format/v1.md, "reserve/").
 LEAST_BYTES = 2**20
-# The maximum size. The user cannot use this space, so it must not grow without limit with the catalog.
+# The maximum size. The user cannot use this space, so the reserve must not grow with the catalog without limit.
 MOST_BYTES = 64 * 2**20
-# The number of files of the reserve. Inodes may also run out, and removing each file frees one.
+# The number of files of the reserve. Inodes may also run out, and the removal of each file frees one.
 INODES = 8
 _NAMES = tuple(f"space-{number}" for number in range(INODES))
 _PLENTY = 16
 """The reserve is created or enlarged only if this many times its size is free, so it never takes the last bytes."""
-# The maximum wait until the released space is free. gc then continues, since another process may have taken the space.
+# The maximum wait until the released space is free. gc then continues anyway: another process may have taken the space.
 _SETTLE_S = 2.0
 # The filesystem is synced only after this time, because a sync makes every program on it wait.
 _SYNC_AFTER_S = 0.05
@@ -56,27 +56,27 @@ def fill(layout: Layout) -> None:
         room = dirfd_stat.free_space(layout.path)
         if room.free_bytes >= _PLENTY * wanted and room.has_inodes(_PLENTY * INODES):
             _make(layout, wanted)
-    except OSError:  # there is no room, or this user may not write: then gc may fail on a full disk
+    except OSError:  # there is no room, or this user may not write; without a reserve, gc may fail on a full disk
         return
 
 
 def kept_bytes(layout: Layout) -> int:
-    """Return the present size of the reserve in bytes."""
+    """Return the current size of the reserve in bytes."""
     return sum(found.st_size for _, found in dirfd_stat.statuses(layout.reserve))
 
 
 @contextmanager
 def given_up(layout: Layout, *, full: bool | None = None) -> Iterator[bool]:
-    """Release the reserve during the block if the filesystem is full, and yield whether it is full.
+    """Release the reserve during the block if the filesystem is full. Yield whether the filesystem is full.
 
-    The result can be passed to another call as `full`, which then does not test the filesystem.
+    If the caller already knows this from an earlier call, it can pass the yielded value as `full` to avoid a test.
     """
     # Afterwards, the reserve is created again even if little space is free, because the next gc also needs it.
     full = is_full(layout) if full is None else full
     gives = full and bool(names_in(layout.reserve))
     try:
         if gives:
-            # Release it before the catalog is opened: on a full disk, SQLite ends the process or reports damage.
+            # Release the reserve before opening the catalog: on a full disk, SQLite ends the process or reports damage.
             _give_up(layout)
         yield full
     finally:
@@ -111,8 +111,8 @@ def _give_up(layout: Layout) -> None:
 
 def _wait_until_free(layout: Layout, before_bytes: int) -> None:
     """Wait until a file can be created, because XFS frees unlinked files in the background."""
-    # The number of free inodes is not reliable: XFS may report 0 although it can create some. The quota of a btrfs
-    # includes unlinked files until the next commit, up to 30 s later, unless the filesystem is synced.
+    # The number of free inodes is not reliable: XFS may report 0 although it can create some. A quota of btrfs counts
+    # unlinked files until the next commit of the filesystem, up to 30 s later, unless the filesystem is synced.
     begun_s = time.monotonic()
     is_synced = False
     while (waited_s := time.monotonic() - begun_s) < _SETTLE_S:
@@ -127,7 +127,7 @@ def _wait_until_free(layout: Layout, before_bytes: int) -> None:
 def _make(layout: Layout, nbytes: int) -> None:
     for path in (layout.reserve / name for name in _NAMES):
         found = dirfd_stat.find(path)
-        # Opening a pipe would block, and enlarging a file with another name would change that file.
+        # Opening a pipe would block. Enlarging a file that has another link would also change the file for its user.
         if found is not None and not _is_own(found):
             links.unlink(path)
         if not _has_size(found, nbytes // INODES):

@@ -1,8 +1,8 @@
-"""Locks of a run, of the tags, of the trash and of the small files of a store.
+"""Lock a run, the tags, the trash or the small files of a store.
 
-On a shared filesystem, a lock on a file in ``locks/`` (`ckstore.fs.lock_files`) is taken after the lock on the
-directory, so that other hosts see it. The timeout applies to both. The options of the mount determine which hosts see
-the lock on the file. If only one host sees it, it does no harm.
+On a shared filesystem, a file in ``locks/`` (`ckstore.fs.lock_files`) is locked after the directory, because other
+hosts can see only the lock on the file. The timeout applies to each of the two locks. The options of the mount
+determine which hosts see the lock on the file. If only one host sees this lock, it is superfluous but harmless.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def lock_run(layout: Layout, run: str, *, exclusive: bool, timeout_s: float = _D
 
 
 def lock_tags(layout: Layout, *, exclusive: bool) -> locks.DirectoryLock:
-    """Lock the tags: shared to set or remove a tag, exclusively to change a tag only if it is unchanged."""
+    """Lock the tags: shared to set or remove a tag, exclusively to compare a tag and then change it."""
     if exclusive:
         lock = locks.lock_exclusive(layout.refs, timeout_s=_DEFAULT_S)
     else:
@@ -47,7 +47,7 @@ def try_trash(layout: Layout) -> locks.DirectoryLock | None:
 
 
 def lock_small_files(layout: Layout, *, timeout_s: float) -> locks.DirectoryLock:
-    """Lock out all processes that change settings, pins or annotations, or write the catalog of this host."""
+    """Exclude all processes that change settings, pins or annotations, or that write the catalog of this host."""
     lock = locks.lock_exclusive(layout.root, timeout_s=timeout_s)
     return _followed(layout, lock, _STORE, exclusive=True, timeout_s=timeout_s)
 
@@ -55,8 +55,8 @@ def lock_small_files(layout: Layout, *, timeout_s: float) -> locks.DirectoryLock
 def make_locked(layout: Layout, name: str, data: bytes) -> locks.DirectoryLock:
     """Create a file in ``locks/``, locked until this process ends. Raise `FileExistsError` if it exists."""
     links.make_directory(layout.locks)
-    # Lock the directory also, as for all file locks. A forked child closes the lock of the directory, and with it the
-    # lock of the file, so that the child does not keep the lock after its parent has ended.
+    # Also lock the directory, as for all lock files. A forked child closes the lock of the directory and, with it, the
+    # lock of the file. So the child does not keep the lock after its parent has ended.
     lock = locks.lock_shared(layout.locks)
     try:
         lock.file = LockFile.make(layout.locks / name, data)
@@ -72,7 +72,7 @@ def _tried(layout: Layout, lock: locks.DirectoryLock | None, name: str) -> locks
     try:
         return _followed(layout, lock, name, exclusive=True, timeout_s=0.0)
     except InUse as error:
-        if service_failed(error):  # the lock service failed, and the lock is not merely taken
+        if service_failed(error):  # the lock service failed; otherwise, another process has the lock
             raise
         return None
 
@@ -84,7 +84,7 @@ def _followed(
     if layout.view.sees_locks:
         return lock
     try:
-        # An old or a copied store may not have this directory.
+        # An old or copied store may lack this directory.
         links.make_directory(layout.locks)
         lock.file = LockFile.take(layout.locks / name, exclusive=exclusive, timeout_s=timeout_s)
     except BaseException:

@@ -57,7 +57,8 @@ def _everything(layout: Layout) -> Iterator[tuple[str, os.stat_result]]:
         if (status := dirfd_stat.find(place)) is None:  # it was removed after it was listed
             continue
         yield str(path), status
-        # Find both names through one descriptor: for 20,000 checkpoints, this loop is the slowest part of doctor.
+        # Find both names through one descriptor, because for 20,000 checkpoints this loop is the slowest part of
+        # doctor.
         for name, status in dirfd_stat.found_in(place, (MANIFEST, BLOBS)).items():
             yield f"{path}/{name}", status
 
@@ -67,12 +68,12 @@ def _entries(folder: StorePath) -> Iterator[tuple[str, os.stat_result]]:
 
 
 def leftovers(folder: StorePath, dead: frozenset[str] | None = None) -> list[Leftover]:
-    """Return the entries of ``staging/`` or ``trash/``, sorted by name."""
+    """Return the entries of ``staging/`` or ``trash/``, sorted by name. `dead` has the names of dead stagings."""
     now_s = time.time()
     found = []
     for path, status in sorted(_entries(folder), key=lambda entry: entry[0]):
         name = os.path.basename(path)
-        # If a file has another link, it is in a checkpoint, and unlinking this name frees nothing.
+        # A file with another link is in a checkpoint, so unlinking this name frees nothing.
         if stat.S_ISDIR(status.st_mode):
             nbytes = sum(inner.st_size for _, inner in dirfd_stat.walk(folder / name) if inner.st_nlink == 1)
         else:
@@ -80,7 +81,7 @@ def leftovers(folder: StorePath, dead: frozenset[str] | None = None) -> list[Lef
         found.append(
             Leftover(
                 name=name,
-                # The rename to trash sets ctime. The age may seem negative, since the clocks of hosts differ.
+                # The rename to trash sets ctime. The age may seem negative, because the clocks of hosts differ.
                 age_s=max(now_s - status.st_ctime, 0.0),
                 nbytes=nbytes,
                 owner=user_name(status.st_uid),

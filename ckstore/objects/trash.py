@@ -1,6 +1,7 @@
-"""The trash, the only place in which blobs and manifests that other processes can see are unlinked (rules F, T, K).
+"""Move files to be deleted to ``trash/``, restore them, and list the entries that may be deleted.
 
-Files to be deleted are renamed into ``trash/``, which `ckstore.objects.collector` empties.
+Blobs and manifests that other processes can see are unlinked only in this directory (rules F, T, K).
+`ckstore.objects.collector` empties it.
 """
 
 from __future__ import annotations
@@ -28,9 +29,11 @@ if TYPE_CHECKING:
 
 _UNDO = ".undo-"
 _UNDO_END = re.compile(r"\.undo-([0-9]{1,10})\Z")
-# If names could not be exchanged, a draft version replaced a checkpoint by two renames. The first gave it such a name.
+# If the filesystem could not exchange two names, a draft version of ckstore replaced a checkpoint with two renames. The
+# first rename gave the old checkpoint such a name.
 _REPLACED = re.compile(r"(?P<run>[^@]+)@(?P<step>[0-9]+)\.[0-9a-f]{12}\.old\Z")
-# A draft version moved a replaced checkpoint to trash from a staging directory. The digits in such a name are random.
+# A draft version of ckstore moved a replaced checkpoint from a staging directory to trash. The digits in such a name
+# are random.
 _OF_DRAFT_STAGING = re.compile(r"(?P<step>[0-9]+)\.[0-9a-f]{12}(\.old)?\Z")
 RELINKING = "relink"
 """The run in the name of the staging directory to which a relink moves replaced files."""
@@ -39,9 +42,10 @@ RELINKING = "relink"
 def move_to_trash(
     layout: Layout, path: StorePath, lock: locks.DirectoryLock | None = None, *, undo_s: float = 0
 ) -> StorePath:
-    """Rename the directory `path` into ``trash/``, where it can be restored for `undo_s` seconds; return its new path.
+    """Rename the directory `path` into ``trash/``. Return its new path.
 
-    The rename is durable after ``trash/`` and the old parent were synced. `former_parents` returns the old parent.
+    The directory can be restored for `undo_s` seconds. The rename is durable after ``trash/`` and the old parent were
+    synced. `former_parents` returns the old parent.
     """
     # The new name contains the former place, which determines the old parent and the outdated row of the catalog.
     name = path.name if path.parent == layout.staging else f"{path.parent.name}@{path.name}"
@@ -50,7 +54,7 @@ def move_to_trash(
         target = target.parent / f"{target.name}{_UNDO}{int(undo_s)}"
     links.rename(path, target)
     if lock is not None and not lock.names(target):
-        links.rename(target, path)  # another process has put another directory at `path`, which must not be moved
+        links.rename(target, path)  # another process had replaced `path` by another directory, which must remain
         raise FileNotFoundError(f"{path} was replaced")
     return target
 
@@ -68,7 +72,8 @@ def has_waiting(layout: Layout) -> bool:
 def left_s(path: StorePath) -> float:
     """Return for how many more seconds an entry of trash can be restored, or 0 if it may be deleted or is missing."""
     window = _UNDO_END.search(path.name)
-    # An entry without a manifest cannot be restored. A gc was killed while deleting it, and has also changed its time.
+    # An entry without a manifest cannot be restored: a gc was killed while deleting the entry. That gc has also changed
+    # the time of the entry, so the window must not be computed from this time.
     found = dirfd_stat.find(path) if window and dirfd_stat.exists(path / MANIFEST) else None
     # The window begins at ctime, which the rename into trash has set, and which no user can set back.
     return 0.0 if window is None or found is None else left_of(int(window[1]), found.st_ctime)
@@ -83,13 +88,13 @@ def left_of(window_s: float, since: float) -> float:
 
 
 def renew_future(layout: Layout) -> None:
-    """Restart undo windows that begin far in the future, because their entries would otherwise wait until that time."""
+    """Restart undo windows that begin far in the future. Otherwise, their entries would wait until that time."""
     now_s = time.time()
     for name in names_in(layout.trash):
         window = _UNDO_END.search(name)
         found = dirfd_stat.find(layout.trash / name) if window else None
-        # A start that is less than a window ahead may come from the clock of a server, which would set the same time
-        # again.
+        # A start that is ahead by less than the length of the window may come from the clock of a server. The server
+        # would set the same time again.
         if window and found is not None and found.st_ctime - now_s > int(window[1]):
             files.renew_ctime(layout.trash / name)
 
@@ -113,20 +118,20 @@ def may_purge(path: StorePath) -> bool:
 
 
 def waiting_blobs(layout: Layout, *, purge: bool = False) -> set[str]:
-    """Return the digests of the blobs in waiting entries of trash. These blobs keep a link and cannot be freed."""
+    """Return the digests of blobs in entries of trash whose undo window is not over. They cannot be freed yet."""
     return {
         digest for folder in waiting_folders(layout, purge=purge) for digest in names_in(folder) if is_digest(digest)
     }
 
 
 def waiting_folders(layout: Layout, *, purge: bool = False) -> list[StorePath]:
-    """Return the blob directories of waiting entries of trash. With `purge`, exclude the entries of this user."""
+    """Return the blob directories of entries whose undo window is not over. With `purge`, exclude this user's."""
     names = names_in(layout.trash)
     return [layout.trash / name / BLOBS for name in names if _stays(layout.trash / name, purge=purge)]
 
 
 def in_use(path: StorePath) -> bool:
-    """Whether a process uses the directory of a checkpoint or an entry of trash. An inaccessible one counts as used."""
+    """Whether a process uses the directory of a checkpoint or an entry of trash. True if access is denied."""
     try:
         return locks.is_locked(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -138,8 +143,8 @@ def in_use(path: StorePath) -> bool:
 def former_parents(layout: Layout, names: Sequence[str]) -> list[StorePath]:
     """Return the directories from which the entries of ``trash/`` with these names may have been renamed."""
     # The names of former stagings and checkpoints begin with their run and ``@``. For any other name, every run may be
-    # the former parent. The parents of marked blobs are not needed: if a power cut restores a name in ``blobs/``, it is
-    # listed again.
+    # the former parent. The parents of unused blobs are not needed: if a power cut restores a name in ``blobs/``, gc
+    # lists the name again.
     runs: set[str] = set()
     for name in names:
         run, at, _ = name.partition("@")
@@ -162,7 +167,7 @@ def free_name(trash: StorePath, name: str) -> StorePath:
 
 def former_place(name: str) -> CheckpointKey | None:
     """Return the key of the checkpoint that was renamed to this name in ``trash/``, or None for another entry."""
-    # A former staging directory has a similar name, so the key may be that of a checkpoint that never existed.
+    # A former staging directory has a similar name, so the checkpoint of the key may never have existed.
     run, at, rest = name.partition("@")
     directory = _UNDO_END.sub("", rest).rpartition(".")[0]  # remove the last part, which `free_name` has added
     if can_return(name) and (staged := _OF_DRAFT_STAGING.match(directory)):
@@ -178,7 +183,7 @@ def draft_replaced(layout: Layout, name: str) -> CheckpointKey | None:
 
 
 def dead_stagings(layout: Layout) -> list[str]:
-    """Return the names of the staging directories whose owner is dead, without changing them."""
+    """Return the names of the staging directories whose process is dead, without changing them."""
     found = []
     for path, lock in _locked_dead(layout, None, {}):  # errors are ignored here; `sweep_staging` reports them
         lock.release()
@@ -192,12 +197,13 @@ def sweep_staging(
     grace: Grace | None = None,
     names: Sequence[str] | None = None,
 ) -> dict[str, str]:
-    """Move staging directories whose owner is dead to trash. Return their former names -> their names in trash.
+    """Move staging directories whose process is dead to trash. Return former name -> name in trash.
 
-    If one cannot be moved, its path and the error are added to `failed`, and the others are still moved.
+    If a directory cannot be moved, its path and the error are added to `failed`, and the others are still moved.
     """
-    # On a shared filesystem, the locks of other hosts are not visible. There, directories that were not changed for the
-    # grace period are moved. If such a save is still running, it fails and publishes nothing.
+    # On a shared filesystem, the locks of other hosts are not visible. In this case, a directory is moved only if it
+    # was not changed for the grace period. If its save is still running on another host, the save fails and publishes
+    # nothing.
     swept: dict[str, str] = {}
     for path, lock in _locked_dead(layout, names, failed):
         with lock:
@@ -217,8 +223,8 @@ def sweep_staging(
 def sweep_hidden(layout: Layout, names: Iterable[tuple[str, str]], grace: Grace | None = None) -> None:
     """Move directories with the hidden name of a step to trash if their save is dead.
 
-    `names` are pairs of a run and a name in its directory. On a shared filesystem, a running save has a hidden name for
-    a moment (`publish._hide`).
+    `names` are pairs of a run and a name in its directory. On a shared filesystem, a running save briefly uses a hidden
+    name (`publish._hide`).
     """
     for run, name in names:
         if not name.startswith(".") or step_of(name[1:]) is None:
@@ -234,12 +240,11 @@ def sweep_hidden(layout: Layout, names: Iterable[tuple[str, str]], grace: Grace 
 
 
 def _blobs_are_durable(layout: Layout) -> bool:
-    """Make the names of all blobs in checkpoints durable; return False if that fails.
+    """Make the names of all blobs in checkpoints durable. Return False if this fails.
 
-    This must be done before the files that a relink has replaced are deleted.
+    This is necessary before files that a relink has replaced are deleted.
     """
-    # If the disk refuses an fsync, the old files are only kept, and everything else continues. `verify` detects such a
-    # disk.
+    # If an fsync fails, the old files are kept, and everything else continues. `verify` detects such a disk.
     try:
         for key, _ in layout.published():
             with suppress(FileNotFoundError, NotADirectoryError):
@@ -252,11 +257,14 @@ def _blobs_are_durable(layout: Layout) -> bool:
 def _locked_dead(
     layout: Layout, names: Sequence[str] | None, failed: dict[str, OSError | CkstoreError]
 ) -> Iterator[tuple[StorePath, locks.DirectoryLock]]:
-    """Yield the staging directories with these names whose owner is dead, each with a lock that the caller releases."""
+    """Yield the staging directories with these names whose process is dead, each with a lock.
+
+    The caller must release the locks.
+    """
     names = names_in(layout.staging) if names is None else names
     if not names:
         return
-    # Do not yield the only copy of a checkpoint of a draft format, which a conversion will publish.
+    # Do not yield the only copy of a checkpoint of a draft store. A conversion will publish this copy.
     places = ((name, layout.staging / name) for name in names if draft_replaced(layout, name) is None)
     for name, held in with_open_parents(places):
         path = layout.staging / name
@@ -271,10 +279,10 @@ def _locked_dead(
 
 def sweep_locks(layout: Layout, grace: Grace | None) -> None:
     """Unlink the leftovers of processes that died while creating a lock file, after the grace period if it is given."""
-    # If a leftover has another link, it is unlinked at once: its time is that of the last mark of the lock in use, so
-    # its grace period might never be over.
+    # A leftover with another link is unlinked immediately, because it has the inode of a lock file in use. Each new
+    # mark in the lock file renews the time of the inode, so the grace period might never end.
     for path in leftovers(layout.locks):
-        with suppress(FileNotFoundError, PermissionError):  # it was removed, or only its owner may unlink it
+        with suppress(FileNotFoundError, PermissionError):  # the file was removed, or only its owner may unlink it
             if grace is None or dirfd_stat.status(path).st_nlink > 1 or grace.is_over(path):
                 links.unlink(path)
 
@@ -282,7 +290,7 @@ def sweep_locks(layout: Layout, grace: Grace | None) -> None:
 def put_back(layout: Layout, digest: str, path: StorePath) -> bool:
     """Restore the canonical name of a blob in trash. Return False if another copy has the name, or a link is refused.
 
-    In these cases, the blob remains in trash.
+    In these two cases, the blob remains in trash.
     """
     canonical = layout.blob(digest)
     links.make_directory(canonical.parent)  # it usually exists, but a power cut may have removed it

@@ -144,7 +144,7 @@ def end(layout: Layout, name: RecordName, lock: locks.DirectoryLock) -> None:
 
 
 def _is_owner(lock: locks.DirectoryLock) -> bool:
-    """Whether this process took the lock. In a forked child, the lock is closed, and the parent's record must remain."""
+    """Whether this process took the lock. In a forked child, the lock is closed, and the parent owns the record."""
     return lock.fd >= 0
 
 

@@ -1,1 +1,1 @@
-"""Rules of a store on a filesystem that other hosts use: data is freed after a grace period."""
+"""Free data only after a grace period, if other hosts use the filesystem of a store."""
