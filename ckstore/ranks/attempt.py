@@ -1,4 +1,4 @@
-"""The ranks of a save without a process group, as the caller describes them, and the name of their common try."""
+"""Check how the caller describes the ranks of a save without a process group, and name their common attempt."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ckstore.ranks.rank_identity import RankIdentity
 
 
 def attempt_here(attempt: str | None) -> str:
-    """Return the name of this try, from the caller or from the launcher."""
+    """Return the name of this attempt, from the caller or from the launcher."""
     if attempt:
         return attempt
     environment = os.environ
@@ -32,9 +32,10 @@ def attempt_here(attempt: str | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """Describes this process as one of several that each save a part, without a process group.
+    """Describes this process as one of several ranks that each save a part of a checkpoint, without a process group.
 
-    All pass the same step, run, `world_size` and `attempt`. After the last part is staged, one checkpoint is published.
+    All ranks pass the same step, run, `world_size` and `attempt`. After the last part is staged, one checkpoint is
+    published.
 
     Attributes:
         rank: The number of this process, from 0.
@@ -52,14 +53,14 @@ class Ranks:
 
 @dataclass(frozen=True, slots=True)
 class AsRank:
-    """The arguments of the caller about ranks, and the checkpoint that they save."""
+    """The arguments of the caller about ranks, and the checkpoint that the ranks save."""
 
     ranks: Ranks
     run: str
     step: object
 
     def who(self) -> RankIdentity:
-        """Return this process as a rank."""
+        """Check the arguments, and return the identity of this rank."""
         ranks: object = self.ranks
         if not isinstance(ranks, Ranks):
             raise BadInput(f"ranks must be a Ranks, got {ranks!r}", hint="give ckstore.Ranks(rank, world_size)")
@@ -82,9 +83,9 @@ class AsRank:
 
 
 def hint_for_single_save() -> str:
-    """Return a hint if this is one of several ranks that save by themselves; otherwise an empty string."""
+    """Return a hint if this process is one of several ranks but saves alone, otherwise an empty string."""
     rank, world_size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
-    # The module is looked up and not imported: a save of NumPy arrays must not load torch for a hint.
+    # The module is looked up instead of imported: a save of NumPy arrays must not load torch only for a hint.
     group = sys.modules.get("torch.distributed")
     if group is not None and group.is_available() and group.is_initialized():
         rank, world_size = str(group.get_rank()), str(group.get_world_size())

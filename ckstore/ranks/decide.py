@@ -52,15 +52,15 @@ class Coordinator:
             info = self._decide(staging)
             if info is not None:
                 return info
-            # This is later than the deadline: a rank that is publishing gets a grace, so that a slow disk is no
-            # failure.
+            # This limit is later than the deadline: a rank that is publishing gets additional time, so that a slow disk
+            # does not count as a failure.
             if self.work.is_late_for_others and meeting.outcome() is None:
                 return self._give_up(None)
             pace.wait()
 
     def fail(self, error: BaseException) -> None:
         """Report to the other ranks why this rank failed, and wait until all have joined or the deadline has passed."""
-        with suppress(OSError):  # for example on a full disk; the others then learn of it at the deadline
+        with suppress(OSError):  # for example on a full disk; the others then notice the failure at the deadline
             self.meeting.say_failed(reason_of(error), of_storage=is_of_storage(error))
             if isinstance(error, Exception):
                 self._see_it_end()
@@ -68,7 +68,7 @@ class Coordinator:
     def _see_it_end(self) -> None:
         """Wait until all ranks have joined and can learn why nothing is published, or until the deadline has passed."""
         pace = Backoff()
-        with suppress(CkstoreError):  # the caller raises why this rank failed
+        with suppress(CkstoreError):  # the caller raises the error of this rank
             while self.meeting.outcome() is None and not self.meeting.is_over() and self._decide(None) is None:
                 if self.work.is_late:
                     return
@@ -82,8 +82,8 @@ class Coordinator:
         """
         meeting, who = self.meeting, self.meeting.who
         parts, failed = meeting.hear("part"), meeting.hear("failed")
-        # The rendezvous is kept until all ranks have joined. A rank that joins after it was moved away would wait in a
-        # new, empty one.
+        # The rendezvous is kept until all ranks have joined. If it were moved away earlier, a rank that joins later
+        # would wait in a new, empty rendezvous.
         all_came = len(meeting.hear("rank")) == who.world_size
         if len(parts) < who.world_size and not (failed and all_came) and not self.work.is_late:
             return None
@@ -94,16 +94,16 @@ class Coordinator:
             return self._decide_alone(staging)
 
     def _decide_alone(self, staging: Staging | None) -> CheckpointInfo | None:
-        """Decide, with the lock that keeps other ranks from deciding."""
+        """Decide while holding the lock that keeps other ranks from deciding."""
         meeting, who = self.meeting, self.meeting.who
         if meeting.outcome() is not None:  # recorded by the previous holder of the lock since this rank's last check
             return None
         layout = self.context.layout
-        gone = lost(layout, meeting)  # first: `_published` then finds a checkpoint that is renamed between both calls
+        gone = lost(layout, meeting)  # called first, so that `_published` finds a checkpoint that is renamed meanwhile
         info = self._published()
-        if info is not None:  # a rank published it and died before it could report that
+        if info is not None:  # a rank published the checkpoint, and died before it could report this
             return self._end(published(info))
-        # The documents are read again under the lock: the last part may have been staged since.
+        # The documents are read again under the lock, because the last part may have been staged meanwhile.
         failed, parts = meeting.hear("failed"), meeting.hear("part")
         if failed:
             return self._give_up({"failed": sorted(failed)})
@@ -111,7 +111,7 @@ class Coordinator:
             return self._give_up(given_up(layout, meeting))
         if gone is not None:
             return self._give_up(gone)
-        if self.request is None or staging is None:  # this rank has failed, but could not record that
+        if self.request is None or staging is None:  # this rank has failed, but could not record its failure
             return None
         try:
             self.work.doing("joined the parts")
@@ -125,39 +125,39 @@ class Coordinator:
                 raise
             return self._ended(ended)
         outcome = self._readable_outcome()
-        # If the step already had the same content, nothing was renamed. Therefore nothing failed, even if the others
-        # gave this rank up meanwhile.
+        # If the step already had the same content, nothing was renamed. In this case, the save succeeded even if the
+        # other ranks gave up on this rank meanwhile.
         return info if outcome is None or "published" in outcome else self._ended(outcome)
 
     def _committed(self, info: CheckpointInfo) -> None:
-        """Report the commit immediately to the other ranks and to the caller of this rank.
-
-        The following steps may take long.
-        """
+        """Report the commit to the other ranks and to the caller of this rank, before the steps that may take long."""
         outcome = self._say(published(info))
         self.work.decided(info if "published" in outcome else error_of(self.meeting, outcome))
 
     def _after(self, error: BaseException) -> Document | None:
-        """Return the outcome if the try has ended although this rank failed to publish; otherwise report the error."""
+        """Return the outcome if the attempt has ended although this rank failed to publish.
+
+        Otherwise, report the error to the other ranks, and return None.
+        """
         outcome = self.meeting.outcome() if isinstance(error, CkstoreError) else None
-        if outcome is not None:  # the others gave this rank up, or the checkpoint is published
+        if outcome is not None:  # the others gave up on this rank, or the checkpoint is published
             return outcome
         is_fenced = bool(self.meeting.hear("fence"))
         publishing = self.meeting.hear("publishing") if self.context.view.sees_locks else self._stop_publishers()
-        # After a failed sync, the state is not read again: a second sync that succeeds would prove nothing.
+        # After a failed sync, the checkpoint is not searched for: a second sync that succeeds would prove nothing.
         info = None if isinstance(error, UnknownOutcome) else self._published()
-        if info is None and is_fenced:  # the others have moved away the directory that this rank was to rename
+        if info is None and is_fenced:  # the others have moved away the directory that this rank wanted to rename
             return self._say(stuck(self.meeting, publishing))
         if info is None:
             self._tell(error)
-        elif isinstance(error, CkstoreError):  # a rank of another host, which no lock reaches, was faster
+        elif isinstance(error, CkstoreError):  # a rank on another host, which the locks do not exclude, was faster
             return self._say(published(info))
         return None
 
     def _give_up(self, outcome: Document | None) -> CheckpointInfo:
-        """End the try without publishing. If `outcome` is missing, the rank that has the lock makes no progress."""
-        # If locks do not reach other hosts, a rank there may still publish. It is stopped first, because no outcome may
-        # say that nothing is published as long as a rank can publish.
+        """End the attempt without publishing. `outcome` is None if the rank that has the lock makes no progress."""
+        # If locks do not reach other hosts, a rank on another host may still publish. Such a rank is stopped first: as
+        # long as a rank can publish, no outcome may say that nothing was published.
         if outcome is None or not self.context.view.sees_locks:
             publishing = self._stop_publishers()
             info = self._published()
@@ -167,19 +167,19 @@ class Coordinator:
         return self._end(outcome)
 
     def _stop_publishers(self) -> dict[int, Document]:
-        """Stop new publishes, and move away the staging directories that ranks may be publishing.
+        """Keep ranks from beginning to publish, and move away the staging directories that ranks may be publishing.
 
-        Return the documents of the ranks that had announced a publish.
+        Return the documents of the ranks that had announced that they would publish.
 
         Raises:
-            UnknownOutcome: The disk refuses the fence, so a rank may still publish.
+            UnknownOutcome: The fence could not be written, or a directory could not be moved. A rank may still publish.
         """
         layout = self.context.layout
         try:
             publishing = self.meeting.fence()
             for document in publishing.values():
-                # Only a rename is safe: after it, the rank that makes no progress can no longer rename that directory.
-                with suppress(FileNotFoundError):  # already published, under its hidden name, or given up
+                # Only a rename is safe: afterwards, the rank that makes no progress can no longer rename the directory.
+                with suppress(FileNotFoundError):  # it was published, has its hidden name, or was discarded
                     trash.move_to_trash(layout, layout.staging / document["staging"])
             take_hidden(layout, self.meeting.who)
         except OSError as error:
@@ -189,21 +189,21 @@ class Coordinator:
         return publishing
 
     def _published(self) -> CheckpointInfo | None:
-        """Return the checkpoint if this try has published it, and make it durable."""
+        """Return the checkpoint if this attempt has published it, and make its name durable."""
         who, layout = self.meeting.who, self.context.layout
         of_step = published_of_step(layout, who.run, who.step)
         found = next((one for one in of_step if is_of_try(one.manifest, who)), None)
         if found is None:
             return None
-        # The rank that renamed it may have died or stopped before its sync. This rank acknowledges the rename, so it
-        # makes the sync itself (rule F).
+        # The rank that renamed the checkpoint may have died or stopped before its sync. This rank reports success, so
+        # it must make the name durable itself (rule F).
         for folder in (layout.checkpoints / who.run, layout.checkpoints, layout.staging):
             files.sync_directory(folder)
         return info_of(self.context, found.manifest, found.manifest_id, key=found.key)
 
     def _tell(self, error: BaseException) -> None:
-        """Report to the other ranks why this rank, which should have published, did not."""
-        with suppress(OSError):  # the others find that the part of this rank is missing, and report that
+        """Report to the other ranks why this rank failed to publish."""
+        with suppress(OSError):  # the others find that the part of this rank is missing, and report this instead
             if isinstance(error, RankMismatch):
                 self.meeting.say_outcome({"mismatch": str(error)})
             else:
@@ -215,7 +215,7 @@ class Coordinator:
         return self._ended(self._say(outcome))
 
     def _say(self, outcome: Document) -> Document:
-        """Record the outcome of the try; return the outcome that was recorded first."""
+        """Record the outcome of the attempt, and return the outcome that was recorded first."""
         try:
             self.meeting.say_outcome(outcome)
         except OSError:  # the other ranks reach the same decision
@@ -229,7 +229,7 @@ class Coordinator:
         return None
 
     def _ended(self, outcome: Document) -> CheckpointInfo:
-        """Return the checkpoint that this try published, or raise the error of its outcome."""
+        """Return the checkpoint that this attempt published, or raise the error of its outcome."""
         if "published" not in outcome:
             error = error_of(self.meeting, outcome)
             self.work.decided(error)
@@ -247,7 +247,7 @@ class Coordinator:
         if "published" not in outcome:
             return
         self.work.decided(info_from(dict(outcome["info"])))
-        # The publishing rank holds the lock on deciding until then. The deadline ends the wait in any case.
+        # The publishing rank holds the lock of `deciding` until then. The deadline ends the wait in any case.
         pace = Backoff()
         while not self.work.is_late:
             following = self.meeting.deciding()

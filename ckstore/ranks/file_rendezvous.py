@@ -1,17 +1,19 @@
-"""The rendezvous of ranks without a process group: one directory in ``staging/`` for each try.
+"""The rendezvous of ranks without a process group: one directory in ``staging/`` for each attempt.
 
-The directory has small documents: ``rank-R.json`` for each rank that has joined, ``part-R.json`` for each staged part
-(which has a separate staging directory), ``failed-R.json`` for each rank that failed, and finally ``outcome.json``.
-Each rank holds a shared lock on the directory, so that it is not swept.
+An attempt is the joint work of all ranks to save one checkpoint. The directory has small documents: ``rank-R.json`` for
+each rank that has joined, ``part-R.json`` for each staged part (which has a separate staging directory),
+``failed-R.json`` for each rank that failed, and finally ``outcome.json``. Each rank holds a shared lock on the
+directory, so that the directory is not swept.
 
 One rank at a time decides, with an exclusive lock on the subdirectory ``join/``. It publishes if all parts are staged,
-or aborts. If the rank dies while it decides, it loses the lock, and the next rank decides. Before a rank renames a
-directory, it names that directory in ``publishing-R.json``. If a rank makes no progress while it has the lock, the
-others fence it and move that directory away, so it cannot appear after they have reported a failure.
+or aborts. If the deciding rank dies, it loses the lock, and another rank decides. Before a rank renames a staging
+directory to publish it, the rank names this directory in ``publishing-R.json``. If a rank makes no progress while it
+has the lock, another rank first writes ``fence-R.json``, which keeps ranks from beginning to publish. It then moves
+the named directory away, so that the checkpoint cannot appear after a failure was reported.
 
-Once the rendezvous has the outcome, its directory is moved to trash, so that the next try begins with an empty one. If
-other hosts may be using the store, the next try or gc moves it. No clock is compared. Source: docs/protocol.md,
-"Ranks".
+Once the rendezvous has the outcome, its directory is moved to trash, so that the next attempt begins with an empty
+directory. If other hosts may be using the store, the next attempt or gc moves it. No clocks are compared. Source:
+docs/protocol.md, "Ranks".
 """
 
 from __future__ import annotations
@@ -47,12 +49,12 @@ _POLL_FIRST_S, _POLL_MOST_S = 0.005, 0.2
 
 
 def attempt_digest(attempt: str) -> str:
-    """Return the name of a try as it appears in the name of a directory."""
+    """Return the digest of the name of an attempt. It is a part of the name of the directory of the attempt."""
     return ALGORITHMS["xxh3_128"].digest(attempt.encode("utf-8", "surrogatepass")).partition("-")[2][:16]
 
 
 class FileRendezvous(Meeting):
-    """The rendezvous of one try, as a context manager."""
+    """The rendezvous of one attempt, as a context manager."""
 
     UNSAID: ClassVar[Mapping[str, str]] = {"rank": "did not arrive", "part": "began and is not done"}
 
@@ -64,26 +66,26 @@ class FileRendezvous(Meeting):
 
     @classmethod
     def enter(cls, layout: Layout, who: RankIdentity) -> FileRendezvous:
-        """Join the rendezvous of a try. The first rank creates it."""
+        """Join the rendezvous of an attempt. The first rank creates it."""
         name = f"{who.name}.{attempt_digest(who.attempt)}.{who.world_size}"
         path = layout.staging / name
         for _ in range(_TRIES):
-            # Between its creation and the lock, the directory can be swept, like any directory without a lock.
+            # Until the directory is locked, it can be swept, like any staging directory without a lock.
             links.make_directory(path)
             try:
                 lock = locks.lock_shared(path)
-            except FileNotFoundError:  # another process took it for dead, or moved it with its outcome
+            except FileNotFoundError:  # another process swept the directory, or moved it because it has an outcome
                 continue
             meeting = cls(layout, who, path, lock)
             try:
-                # A try that has ended left this directory: its decider died before moving it, or other hosts may be
-                # using the store.
+                # The directory of an attempt that has ended may remain if the deciding rank died before moving it, or
+                # if other hosts may be using the store.
                 if meeting.outcome() is not None:
                     meeting.remove()
                     lock.release()
                     continue
-                # Create it before this rank writes any document, so that a rank that finds a document also finds the
-                # directory to lock.
+                # Create the subdirectory before this rank writes any document, so that a rank that finds a document
+                # also finds the subdirectory to lock.
                 links.make_directory(lock.inside / _JOIN)
                 meeting._sign_in()
             except BaseException:
@@ -96,8 +98,8 @@ class FileRendezvous(Meeting):
     def _sign_in(self) -> None:
         if self.say("rank"):
             return
-        # The process that wrote its document first keeps the number. A link never overwrites, so each number has only
-        # one document.
+        # The first process that writes its document keeps the number. A link never overwrites a document, so each
+        # number has only one document.
         other = self.read(f"rank-{self.who.rank}.json") or {}
         msg = (
             f"another process is rank {self.who.rank} of {self.who.world_size} in the save of "
@@ -122,28 +124,28 @@ class FileRendezvous(Meeting):
         self.say("failed", why=reason[:_WHY_MOST_CHARS], of_storage=of_storage)
 
     def say_publishing(self, staging: str) -> None:
-        """Record which staging directory the next rename may publish."""
+        """Record the staging directory that this rank may publish with its next rename."""
         self.say("publishing", staging=staging)
-        # Like `fence`, this writes first and reads afterwards. Therefore either this rank sees the fence, or the others
-        # see the directory that they must move away.
+        # Like `fence`, this method first writes, and then reads. Therefore either this rank sees the fence, or the
+        # other ranks see the directory that they must move away.
         if self.hear("fence"):
             msg = f"the other ranks gave up on {self.who}, which made no progress when it should have published"
             raise RankFailed(msg)
 
     def take_back_publishing(self) -> None:
-        """Remove the record of `say_publishing` after a failed try.
+        """Remove the record of `say_publishing` after publishing has failed.
 
         No rename may follow before the next call of `say_publishing`.
         """
-        # Otherwise the others would not find the staging directory, which is in trash, and would conclude that the
-        # checkpoint was published and then lost.
+        # The staging directory is now in trash. If the record remained, the other ranks would not find this directory,
+        # and would conclude that the checkpoint was published and then lost.
         with contextlib.suppress(FileNotFoundError):
             links.unlink(self._lock.inside / f"publishing-{self.who.rank}.json")
 
     def fence(self) -> dict[int, Document]:
         """Keep ranks from beginning to publish.
 
-        Return the documents of ranks that have announced a publish and may still make it.
+        Return the documents of ranks that announced before that they would publish, and may still do so.
         """
         self.say("fence")
         return self.hear("publishing")
@@ -151,22 +153,22 @@ class FileRendezvous(Meeting):
     def say_outcome(self, outcome: Document) -> None:
         """Record the outcome, and move the rendezvous away. Only the holder of the lock of `deciding` calls this."""
         self._put(OUTCOME, outcome)
-        # Ranks that have joined can still read it through their descriptors. A rank that comes later begins another
-        # try. If other hosts may be using the store, the directory remains for the next try or gc, because their
-        # descriptors may not reach it after a move.
+        # Ranks that have joined can still read the outcome through their descriptors. A rank that joins later begins
+        # another attempt. If other hosts may be using the store, the directory remains until the next attempt or gc,
+        # because the descriptors of other hosts may become invalid when the directory is moved.
         if self.layout.view.sees_changes:
             self.remove()
 
     def outcome(self) -> dict[str, Any] | None:
-        """Return the recorded outcome, or None if the try has not ended."""
+        """Return the recorded outcome, or None if the attempt has not ended."""
         return self.read(OUTCOME)
 
     def is_over(self) -> bool:
-        """Whether the directory was moved away without an outcome, for example by a process that swept it as dead."""
+        """Whether the directory was moved away without an outcome, for example by a process that swept ``staging/``."""
         return not self._lock.names(self._path) and self.outcome() is None
 
     def deciding(self) -> locks.DirectoryLock | None:
-        """Return the lock that keeps other ranks from deciding, or None if one of them holds it."""
+        """Return the lock that keeps other ranks from deciding, or None if another rank holds it."""
         return locks.try_exclusive(self._lock.inside / _JOIN)
 
     def read(self, name: str) -> dict[str, Any] | None:
@@ -174,11 +176,11 @@ class FileRendezvous(Meeting):
         return _read(self._lock.inside / name, MANIFEST_MAX_BYTES if name == OUTCOME else _MOST_BYTES)
 
     def _put(self, name: str, document: Document) -> bool:
-        """Create a document completely or not at all. Return False if it already exists."""
+        """Create a document atomically. Return False if it already exists."""
         fresh = self._lock.inside / f".{uuid.uuid4().hex}"
         files.create_file(fresh, json.dumps(document).encode("ascii"), mode=0o444)
         try:
-            # A link, because a rename would replace an existing document: the first outcome counts.
+            # Use a link: a rename would replace an existing document, but the first outcome must remain.
             links.link(fresh, self._lock.inside / name)
         except FileExistsError:
             return False
@@ -187,14 +189,14 @@ class FileRendezvous(Meeting):
         return True
 
     def remove(self) -> None:
-        """Move the rendezvous to trash, so that the next try begins with a new one. This process can still read it."""
+        """Move the rendezvous to trash, so that the next attempt creates a new one. This process can still read it."""
         with contextlib.suppress(FileNotFoundError):  # another rank was faster
             trash.move_to_trash(self.layout, self._path, self._lock)
 
     def leave(self) -> None:
         """Release the lock.
 
-        The last rank moves the directory to trash if no outcome has done so, unless the store is shared.
+        If the directory was not moved to trash with an outcome, the last rank moves it, unless the store is shared.
         """
         self._lock.release()
         if not self.layout.view.sees_locks:
@@ -224,14 +226,14 @@ def documents_in(path: StorePath, kind: str) -> dict[int, Document]:
 
 
 def mismatched_ranks(layout: Layout, who: RankIdentity) -> list[str]:
-    """Return texts for a message, about ranks of the same try with another run, step or number of ranks."""
+    """Return texts for a message about ranks of the same attempt that have another run, step or number of ranks."""
     said = []
     for name in dirfd_stat.names(layout.staging):
         left, _, world_size = name.rpartition(".")
         key, _, digest = left.rpartition(".")
         if digest != attempt_digest(who.attempt) or (key, world_size) == (who.name, str(who.world_size)):
             continue
-        with contextlib.suppress(OSError, DamagedBlob):  # the directory was just removed, or a power cut left it
+        with contextlib.suppress(OSError, DamagedBlob):  # the directory was just removed, or a power cut damaged it
             for rank, document in documents_in(layout.staging / name, "rank").items():
                 said.append(f"{named(rank, document)} saves {key} with {world_size} ranks")
     return said

@@ -1,7 +1,8 @@
-"""The rendezvous of the ranks of one save: the documents of each rank, and the ranks that are behind.
+"""The interface of a rendezvous of the ranks of one save, with the documents that the ranks exchange.
 
-There are two kinds: files in the store (`ranks/file_rendezvous`), and a process group (`integrations/dcp/group`). In
-both a rank writes ``rank`` when it has joined, and ``part`` when its part is staged.
+There are two kinds of rendezvous: files in the store (`ranks/file_rendezvous`), and a process group
+(`integrations/dcp/group`). In both kinds, a rank writes the document ``rank`` when it has joined, and ``part`` when its
+part is staged.
 """
 
 from __future__ import annotations
@@ -16,21 +17,21 @@ from ckstore.ranks.rank_identity import Document, RankIdentity, named, what_beca
 _MEANT = ("run", "step", "store", "hash", "chunk_bytes")
 """The members that describe the checkpoint and its store. They must be equal on all ranks."""
 _MEANT_APART = ("run", "step", "hash", "chunk_bytes", "remote")
-"""The same members for ranks with separate stores. A document lacks the members that its rank does not know yet."""
+"""These members must be equal for ranks with separate stores. A rank omits members that it does not know yet."""
 
 
 class Meeting(ABC):
     """The rendezvous of one save or load, which this process has joined as a rank."""
 
     UNSAID: ClassVar[Mapping[str, str]]
-    """Kind of document -> the text about a rank that has not written it. A rank writes the kinds in this order."""
+    """Kind of document -> the text about a rank that has not written one. A rank writes the kinds in this order."""
 
     def __init__(self, who: RankIdentity) -> None:
         self.who = who  # this process
 
     @abstractmethod
     def say(self, kind: str, **more: object) -> bool:
-        """Send a document to all ranks. Return False if this rank has sent one of this kind; the first one remains."""
+        """Send a document to all ranks. Return False if this rank has already sent one of this kind, which remains."""
 
     @abstractmethod
     def hear(self, kind: str) -> dict[int, Document]:
@@ -41,12 +42,12 @@ class Meeting(ABC):
         return self.hear("rank")
 
     def became(self) -> dict[int, str]:
-        """Return the ranks of this host whose processes have ended or are stopped, with a text that says which."""
+        """Return the ranks of this host whose processes have ended or are stopped, with a text about each."""
         found = {rank: what_became_of(document, self.who.host) for rank, document in self.known().items()}
         return {rank: what for rank, what in found.items() if what}
 
     def behind(self, until: str) -> dict[int, str]:
-        """Return the ranks that have not yet written `until`, with a text on the progress of each."""
+        """Return the ranks that have not yet written the document `until`, with a text on the progress of each."""
         found: dict[int, str] = {}
         known = self.known()
         for kind, unsaid in self.UNSAID.items():
@@ -79,16 +80,16 @@ def failed_on_all(act: str, causes: Mapping[int, BaseException]) -> CkstoreError
     hint = ours[0].hint if ours else "the causes are in .causes"
     said = []
     for rank, cause in sorted(causes.items()):
-        # A hint that the combined error already has is left out.
+        # If the combined error has the same hint, the hint is not repeated.
         text = cause.message if isinstance(cause, CkstoreError) and cause.hint == hint else str(cause)
         said.append(f"rank {rank}: {text if type(cause) is CkstoreError else f'{type(cause).__name__}: {text}'}")
     return RankFailed(f"{act} failed on all ranks, because of {'; '.join(said)}", hint=hint, causes=causes)
 
 
 def check_agreement(said: Iterable[Document]) -> bool:
-    """Raise an error that names the differing ranks if ranks save different checkpoints.
+    """Return whether the stores of the ranks differ.
 
-    Return whether their stores differ.
+    Raise an error that names the differing ranks if the ranks do not save the same checkpoint.
     """
     # Ranks with different stores save together to the mirror, if each of these stores has one.
     said = [*said]

@@ -1,4 +1,4 @@
-"""Publish the merged checkpoint: link the blobs of the parts, write one manifest, and rename it, as every save does."""
+"""Publish the merged checkpoint: link the blobs of the parts, write one manifest, and publish it like every save."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class MergedCheckpoint:
     """The checkpoint made of the parts of all ranks."""
 
     parts: Mapping[int, Document]  # the documents of the ranks about their parts
-    attempt: str  # the name of the try
-    # Merges the parts, which are passed in the order of the ranks, and returns the state of all.
+    attempt: str  # the name of the attempt
+    # Merges the parts, which are passed in the order of the ranks, and returns the merged state.
     state_of: Callable[[PartMerger, Sequence[Manifest]], Node]
     # The values that `torch.distributed.checkpoint` saved. None if each rank saved its own state or files.
     entries: tuple[DcpValue, ...] | None = None
@@ -53,7 +53,7 @@ class MergedCheckpoint:
 
         def stage(staging: Staging, notes: list[str]) -> StagedCheckpoint:
             del notes
-            # The name is announced before the parts are merged: ranks that give this one up must know the directory
+            # The name is announced before the parts are merged: ranks that give up on this rank must know the directory
             # that they have to move away.
             say(staging.path.name)
             with ExitStack() as opened:
@@ -80,7 +80,7 @@ class MergedCheckpoint:
         }
         try:
             for path in paths.values():
-                # Each part stays locked until all blobs are linked. Otherwise it could be swept when its rank ends.
+                # Each part remains locked until all blobs are linked. Otherwise, it could be swept when its rank ends.
                 directory = opened.enter_context(CheckpointDirectory.at(path, context.layout.hash_prefix))
                 part = directory.manifest
                 rank = part.description.metadata["rank"]
@@ -140,7 +140,7 @@ class MergedCheckpoint:
         draft = draft_of(context, captured, stored, texts, request.run, description, parent)
         found = None
         # If a rank did not count its non-finite values, for example because it has another version of ckstore, its part
-        # would be taken for finite.
+        # would count as finite. In this case, the health is not recorded.
         if all(one.get("nonfinite") is not None for one in about):
             before = lineage_of(context, request.run, description.parent)
             counted = CountedPieces.of_parts([one["nonfinite"] for one in about])
@@ -160,6 +160,6 @@ class MergedCheckpoint:
 
     @staticmethod
     def _parent(context: Context, request: Request, about: Sequence[Mapping[str, Any]]) -> Parent | None:
-        """Return the checkpoint that the ranks continue. If one rank loads for all, only that rank knows it."""
+        """Return the checkpoint that the ranks continue. If one rank loads for all, only that rank knows the parent."""
         said = [Parent(*one["parent"]) for one in about if one.get("parent")]
         return request.continued(context) or next(iter(said), None)

@@ -1,4 +1,4 @@
-"""The outcome of a try: its document, and the result or error of each rank."""
+"""Write the outcome of an attempt as a document, and turn it into the result or error of each rank."""
 
 from __future__ import annotations
 
@@ -22,12 +22,15 @@ from ckstore.ranks.rank_identity import Document, RankIdentity, named
 
 
 def published(info: CheckpointInfo) -> Document:
-    """Return the outcome of a try that published `info`. A later rank may find another checkpoint at the step."""
+    """Return the outcome of an attempt that published `info`.
+
+    The outcome contains `info`, because the step may have another checkpoint when a rank reads the outcome.
+    """
     return {"published": info.id, "info": info_json(replace(info, counters=None))}
 
 
 def given_up(layout: Layout, meeting: FileRendezvous) -> Document:
-    """Return the outcome of a try whose deadline passed before all parts were staged."""
+    """Return the outcome of an attempt whose deadline passed before all parts were staged."""
     others = mismatched_ranks(layout, meeting.who)
     if others:
         return {"mismatch": f"the ranks disagree about the checkpoint: {'; '.join(others)}"}
@@ -37,9 +40,9 @@ def given_up(layout: Layout, meeting: FileRendezvous) -> Document:
 
 
 def stuck(meeting: FileRendezvous, publishing: Mapping[int, Document]) -> Document:
-    """Return the outcome of a try in which a publishing rank makes no progress.
+    """Return the outcome of an attempt in which a publishing rank makes no progress.
 
-    `publishing` are the documents of the ranks that announced a publish.
+    `publishing` are the documents of the ranks that announced that they would publish.
     """
     became = meeting.became()
     said = [
@@ -51,9 +54,9 @@ def stuck(meeting: FileRendezvous, publishing: Mapping[int, Document]) -> Docume
 
 
 def lost(layout: Layout, meeting: FileRendezvous) -> Document | None:
-    """Return the outcome of a try whose checkpoint may have been published, and deleted since; otherwise None."""
-    # A rank that died after its rename has reported nothing, and another try may have replaced its checkpoint. A second
-    # publish would replace the newer checkpoint by the older one.
+    """Return the outcome of an attempt whose checkpoint may have been published and then deleted, or None if not."""
+    # A rank that died after its rename has reported nothing, and another attempt may have replaced its checkpoint. To
+    # publish again would replace the newer checkpoint by the older one.
     if not all(dirfd_stat.is_directory(layout.staging / part["staging"]) for part in meeting.hear("part").values()):
         return None  # the merge then fails, and its error names the missing part
     said = [
@@ -65,26 +68,26 @@ def lost(layout: Layout, meeting: FileRendezvous) -> Document | None:
 
 
 def _is_unpublished(layout: Layout, who: RankIdentity, staging: str) -> bool:
-    """Whether the merged checkpoint of this try is still in a staging directory, or is not yet complete."""
+    """Whether the merged checkpoint of this attempt is still in a staging directory, complete or not."""
     try:
         with CheckpointDirectory.at(layout.staging / staging, layout.hash_prefix):
             return True
     except DamagedBlob:  # the directory is not sealed
         return True
-    except (FileNotFoundError, NotADirectoryError):  # published or swept, which cannot be distinguished
-        # A rank of another host may be publishing it.
+    except (FileNotFoundError, NotADirectoryError):  # it was published or swept, which cannot be distinguished
+        # A rank on another host may be publishing the checkpoint, under its hidden name.
         return not layout.view.sees_locks and _find_hidden(layout, who, take=False)
 
 
 def take_hidden(layout: Layout, who: RankIdentity) -> None:
-    """Move to trash the checkpoint that a stuck rank of this try has under the hidden name of a shared filesystem."""
+    """Move the checkpoint of a stuck rank to trash, if it has the hidden name that is used on shared filesystems."""
     _find_hidden(layout, who, take=True)
 
 
 def _find_hidden(layout: Layout, who: RankIdentity, *, take: bool) -> bool:
-    """Return whether a rank of this try has the hidden name of its step. With `take`, move the directory to trash."""
+    """Return whether a rank of this attempt has the hidden name of the step. With `take`, move it to trash."""
     path = hidden_at(layout, who.run, who.step)
-    statx.refresh(path.parent)  # this host may have cached that the name does not exist
+    statx.refresh(path.parent)  # according to the cache of this host, the name may not exist
     with (
         suppress(FileNotFoundError, NotADirectoryError, DamagedBlob),
         CheckpointDirectory.at(path, layout.hash_prefix) as directory,
@@ -98,22 +101,23 @@ def _find_hidden(layout: Layout, who: RankIdentity, *, take: bool) -> bool:
 
 
 def is_of_try(manifest: Manifest, who: RankIdentity) -> bool:
-    """Whether the ranks of a try made this manifest."""
+    """Whether the ranks of this attempt saved the checkpoint with this manifest."""
     return manifest.ranks is not None and manifest.ranks.attempt == who.attempt
 
 
 def now_at(layout: Layout, info: CheckpointInfo) -> Published | None:
-    """Return the checkpoint that a try published, or the newest of its step if that one has other content."""
+    """Return the checkpoint that an attempt published, or the newest of its step if the newest has other content."""
     of_step = published_of_step(layout, info.run, info.step)
     own = next((one for one in of_step if one.manifest_id == info.id), None)
-    # A rank of another host may have published the same content under another id, which is no replacement.
+    # A rank on another host may have published the same content under another id. This does not count as a replacement.
     is_current = own is not None and own.manifest.content == of_step[-1].manifest.content
     return own if is_current else next(reversed(of_step), None)
 
 
 def with_news(info: CheckpointInfo, found: Published | None) -> CheckpointInfo:
-    """Return the checkpoint that a try published, with a warning if it was replaced or deleted since."""
-    # If the caller was stopped for long, a newer checkpoint may exist. The caller gets the one in which it took part.
+    """Return the checkpoint that an attempt published, with a warning if it was replaced or deleted afterwards."""
+    # If the caller was stopped for long, a newer checkpoint may exist. The caller still gets the checkpoint of its own
+    # attempt.
     if found is not None and found.manifest_id == info.id:
         return info
     now = "was deleted since" if found is None else f"was replaced since, by {short_id(found.manifest_id)}"
@@ -121,7 +125,7 @@ def with_news(info: CheckpointInfo, found: Published | None) -> CheckpointInfo:
 
 
 def error_of(meeting: FileRendezvous, outcome: Document) -> CkstoreError:
-    """Return the error that each rank raises for a try that did not publish."""
+    """Return the error that each rank raises for an attempt that did not publish."""
     who = meeting.who
     again = "save again when all ranks run"
     if "mismatch" in outcome:
@@ -135,7 +139,7 @@ def error_of(meeting: FileRendezvous, outcome: Document) -> CkstoreError:
         causes = {rank: CkstoreError(document["why"]) for rank, document in failed}
         error = failed_on_all(f"saving {who.name}", causes)
         if isinstance(error, RankFailed):
-            # These causes no longer have their original classes.
+            # The causes no longer have their original classes, so this is taken from the documents.
             error.of_storage = all(document.get("of_storage") for _, document in failed)
         return error
     msg = f"{who.name} was not published: {outcome['said']}, of {who.world_size} ranks; {who} waited for them"

@@ -21,7 +21,7 @@ class StateOfRank(StatePart):
         name = manifest.name
         if manifest.ranks is None or manifest.ranks.entries is not None or manifest.files:
             raise BadInput(f"{name} was not saved by ranks with a state each", hint="leave rank= out")
-        # `type`, since True would be rank 1.
+        # `isinstance` would accept True as rank 1.
         if type(self.rank) is not int or not 0 <= self.rank < manifest.ranks.world_size:
             raise NoSuchRef(f"{name} has ranks 0 to {manifest.ranks.world_size - 1}, but no rank {self.rank!r}")
         own = f"[{self.rank}]"
@@ -34,5 +34,5 @@ class StateOfRank(StatePart):
         return wanted
 
     def of(self, state: object) -> object:
-        """Return the state of the rank, which is empty if nothing was selected."""
+        """Return the state of the rank. It is empty if nothing was selected."""
         return state.get(self.rank, {}) if isinstance(state, dict) else {}

@@ -1,7 +1,7 @@
-"""A part: the data that one rank stages for a checkpoint, in a separate staging directory with its own manifest.
+"""Stage the part of a rank, which is its data for a checkpoint, in a separate staging directory with its own manifest.
 
-The rank holds the lock of that directory until the parts are merged (`ranks/part_merger`) or given up. The manifest of
-a part is validated like every manifest. Data that only the merge needs is in its metadata.
+The rank holds the lock of this directory until the parts are merged (`ranks/part_merger`) or discarded. The manifest of
+a part is validated like every manifest. Its metadata contains data that only the merge needs.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ FACTS = "facts"
 class Shard:
     """A tensor, or the part of a tensor that this rank has."""
 
-    name: str  # of the whole tensor
+    name: str  # the name of the whole tensor
     tensor: Any  # the tensor or part that this rank has
-    shape: tuple[int, ...]  # of the whole tensor
+    shape: tuple[int, ...]  # the shape of the whole tensor
     offsets: tuple[int, ...]  # the start of the part in the whole tensor
 
 
@@ -53,7 +53,7 @@ def pieces_of(
     shape: Sequence[int], offsets: Sequence[int], sizes: Sequence[int], item_bytes: int, chunk_bytes: int
 ) -> list[Block]:
     """Return the pieces of a shard, in the order of its bytes. A contiguous shard has pieces of one dimension."""
-    # Staging and merging both call this, so that they cut a shard in the same way.
+    # Staging and merging both call this function, so that both cut a shard in the same way.
     whole, block = in_bytes(shape, item_bytes), block_of(offsets, sizes, item_bytes)
     start = flat_start(whole, block)
     if start is None:
@@ -67,13 +67,13 @@ class Content:
 
     captured: Captured  # the values
     about: dict[str, Any]  # the facts about the values that the merge needs
-    cuts: Sequence[int] | None = None  # the number of sources of each storage; one each if None
+    cuts: Sequence[int] | None = None  # the number of sources of each storage; if None, each has one source
 
 
 def content_of(
     shards: Sequence[Shard], values: dict[str, object], chunk_bytes: int, keys: Sequence[Any] = ()
 ) -> Content:
-    """Return shards and plain values as the content of a rank. `keys` are the keys of its state other than strings."""
+    """Return shards and plain values as the content of a rank. `keys` are the keys of its dicts other than strings."""
     plain = _capture_values(values)
     leaves, sources = list(plain.leaves), list(plain.sources)
     cuts = [1] * len(sources)
@@ -94,7 +94,7 @@ def stage_part(context: Context, work: RankWork, content: Content, asked: AskedP
     """Write the content of a rank into a staging directory, seal it, and return it with its lock.
 
     After an error, no files remain. After a transient failure, the rank stages again as long as the other ranks wait.
-    To them, it only appears to be slow.
+    The other ranks only notice that this rank takes longer.
     """
     who = work.who
     patience = Patience(context, (who.run, who.step), asked, WorkWatch(work))
@@ -123,7 +123,7 @@ def _fill(context: Context, staging: Staging, work: RankWork, content: Content, 
     nbytes = sum(source.nbytes for source in captured.sources)
     checks = save_checks_or_all(context.layout)
     recheck = Recheck(context, staging, who.run, nbytes, checks.recheck_share)
-    # The earlier counts of this rank are valid for any parent, because they are stored by the digests of the pieces.
+    # The earlier counts of this rank are valid for any parent, because the digest of a piece is the key of its count.
     health = check_of(captured, context.known.counted.get(who.run, CountedPieces()), checks.health_share, cuts)
     stored = store_sources(
         context,
@@ -136,7 +136,7 @@ def _fill(context: Context, staging: Staging, work: RankWork, content: Content, 
     )
     if stored.found is not None:
         context.known.counted = {who.run: stored.found}
-    # This is checked after the bytes are stored: if the state changed while it was read, the part is inconsistent.
+    # This check follows the writing of the bytes: if the state changed while it was read, the part is inconsistent.
     changed = captured.first_changed()
     if changed is not None:
         raise state_changed(changed)

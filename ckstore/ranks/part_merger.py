@@ -94,12 +94,12 @@ class PartMerger:
         ]
 
     def whole(self, part: Manifest) -> Node:
-        """Add a whole part unchanged; return the node of its state."""
+        """Add a whole part unchanged, and return the node of its state."""
         place = self._take_storages(part, range(len(part.storages)))
         return self._take_leaves(part, part.state, place)
 
     def files_of(self, part: Manifest) -> Node:
-        """Add the files of a part that other parts do not have; return the node of their named tensors."""
+        """Add the files of a part that no earlier part has. Return the node of the named tensors of these files."""
         rank = part.description.metadata["rank"]
         new = []
         for file in part.files:
@@ -120,7 +120,7 @@ class PartMerger:
         return self._take_leaves(part, ["dict", pairs], place)
 
     def _take_blobs(self, part: Manifest) -> list[int]:
-        """Add the blobs of a part, each once; return their numbers in the merged checkpoint."""
+        """Add the blobs of a part, without duplicates. Return their numbers in the merged checkpoint."""
         for blob in part.blobs:
             if blob.digest not in self._place:
                 self._place[blob.digest] = len(self.blobs)
@@ -128,7 +128,7 @@ class PartMerger:
         return [self._place[blob.digest] for blob in part.blobs]
 
     def _take_storages(self, part: Manifest, storages: Iterable[int]) -> dict[int, int]:
-        """Add storages of a part; return a dict from their numbers in the part to those in the merged checkpoint."""
+        """Add storages of a part. Return number in the part -> number in the merged checkpoint for each storage."""
         blobs = self._take_blobs(part)
         place: dict[int, int] = {}
         for old in storages:
@@ -137,7 +137,7 @@ class PartMerger:
         return place
 
     def _take_leaves(self, part: Manifest, state: Node, place: dict[int, int]) -> Node:
-        """Add the leaves of a state whose storages were added; return the state with the new numbers."""
+        """Add the leaves of a state whose storages were added. Return the state with the new numbers."""
 
         def add(number: int) -> int:
             leaf = part.leaves[number]
@@ -161,7 +161,7 @@ class PartMerger:
         return self._keys.get(path, {}).get(text, text)
 
     def value(self, name: str, path: str) -> Node:
-        """Return the node of a tensor or a value, and set its place in the state."""
+        """Add a tensor or a value to the state under the name `path`, and return its node."""
         if name in self._values:
             part, node, before, blobs = self._values[name]
 
@@ -183,12 +183,12 @@ class PartMerger:
 
 
 def _in_whole(storage: StorageRecord, blobs: Sequence[int] | dict[int, int]) -> StorageRecord:
-    """Return a storage with the blob numbers of the merged checkpoint. `blobs` maps the old numbers to these."""
+    """Return a storage with the blob numbers of the merged checkpoint. `blobs` maps old numbers to new numbers."""
     return storage._replace(extents=tuple(extent._replace(blob=blobs[extent.blob]) for extent in storage.extents))
 
 
 def _whole(name: str, tensor: _Tensor) -> StorageRecord:
-    """Return the storage of a tensor of which all pieces are known."""
+    """Return the storage of a tensor, whose pieces from all ranks have been added."""
     shape = in_bytes(tensor.shape, TORCH_ITEMSIZE[tensor.dtype])
     nbytes = math.prod(shape)
     if not nbytes:
@@ -209,7 +209,7 @@ def _whole(name: str, tensor: _Tensor) -> StorageRecord:
 
 
 def shards_of(entries: Sequence[DcpValue], join: PartMerger, parts: Sequence[Manifest]) -> Node:
-    """Merge the shards of all ranks; return the tree of a state dict, built from the paths of its values."""
+    """Merge the shards of all ranks. Return the tree of a state dict, built from the paths of its values."""
     for part in parts:
         join.add(part)
     missing = [entry.name for entry in entries if not join.has(entry.name)]
@@ -242,7 +242,7 @@ def _node(join: PartMerger, tree: Any, name: str, path: tuple[str | int, ...]) -
 
 
 def beside(join: PartMerger, parts: Sequence[Manifest]) -> Node:
-    """Merge the states of all ranks, by rank, or their files. A file that several ranks have must be the same."""
+    """Merge the states of all ranks, by rank, or their files. A file that several ranks have must be equal."""
     with_files = any(part.files for part in parts)
     if with_files:
         with_state = [rank for rank, part in enumerate(parts) if not part.files]

@@ -14,7 +14,7 @@ Document = Mapping[str, Any]
 """A document of a rank for the other ranks. It identifies the process by ``rank``, ``host`` and ``pid``."""
 
 _STANDS_STILL = {
-    b"Z": "has ended",  # a zombie, for which its parent has not waited yet
+    b"Z": "has ended",  # a zombie, whose parent has not waited for it yet
     b"X": "has ended",
     b"T": "is stopped (SIGSTOP, or Ctrl-Z)",
     b"t": "is stopped by a debugger",
@@ -38,7 +38,7 @@ class RankIdentity:
 
     @classmethod
     def here(cls, run: str, step: int, rank: int, *, world_size: int = 0, attempt: str = "") -> RankIdentity:
-        """Return this process as a rank."""
+        """Return the identity of this process as a rank."""
         return cls(run, step, rank, world_size, attempt, socket.gethostname(), os.getpid())
 
     @property
@@ -47,7 +47,7 @@ class RankIdentity:
         return f"{self.run}@{self.step}"
 
     def document(self, **more: object) -> dict[str, Any]:
-        """Return the document of this rank for the others."""
+        """Return the document of this rank for the other ranks."""
         return {"rank": self.rank, "host": self.host, "pid": self.pid, **more}
 
     def __str__(self) -> str:
@@ -78,5 +78,5 @@ def _state(pid: int) -> bytes:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:  # the process has just ended
         return b""
-    # The state follows the last parenthesis: the name of the program is in parentheses, and may itself contain some.
+    # The state follows the last parenthesis. The name of the program is in parentheses, and may contain parentheses.
     return stat.rpartition(b")")[2].split()[0]

@@ -61,13 +61,13 @@ def commit_files(
 def save_as_rank(
     context: Context, who: RankIdentity, prepare: Callable[[], Prepared], timeout_s: float
 ) -> CheckpointInfo:
-    """Save the result of `prepare` as the part of one rank; return the checkpoint of all ranks, once it is published.
+    """Save the result of `prepare` as the part of one rank. Return the checkpoint of all ranks, once it is published.
 
-    `prepare` is called in this thread, since the state belongs to the caller. Its errors are reported to the other
-    ranks. `RankFailed` means that nothing was published. `UnknownOutcome` means that the disk stopped answering when a
-    rank could publish.
+    `prepare` is called in this thread, because the state belongs to the caller. Its errors are reported to the other
+    ranks. `RankFailed` means that nothing was published. `UnknownOutcome` means that the disk stopped responding when a
+    rank was allowed to publish.
     """
-    # Call this in the caller's thread, because the warning names the caller's line.
+    # Call this function in the caller's thread, because the warning names the line of the caller.
     tell_not_durable(context.not_durable_because, context.settings)
     work = RankWork(who, timeout_s)  # the deadline counts from here, so it includes the time of `prepare`
     try:
@@ -75,10 +75,10 @@ def save_as_rank(
         request.check()
         context.check_writable()
     except BaseException as error:
-        # Another store at this path must not get the report.
+        # If another store is now at this path, the report must not be written to it.
         if not (context.readonly or isinstance(error, StoreNotFound)):
             raised = error
-            with suppress(RankFailed):  # the disk does not answer; the first error is raised
+            with suppress(RankFailed):  # the disk does not respond; the first error is raised
                 work.run(lambda: _fail(context, work, raised))
         raise
     work.progress = request.progress
@@ -89,7 +89,7 @@ def save_as_rank(
 
 
 def _fail(context: Context, work: RankWork, error: BaseException) -> None:
-    """Report to the other ranks that this one failed before it could stage a part."""
+    """Report to the other ranks that this rank failed before it could stage a part."""
     # The caller raises `error`, even if reporting it fails.
     with suppress(CkstoreError, OSError), FileRendezvous.enter(context.layout, work.who) as meeting:
         Coordinator(context, meeting, work).fail(error)
@@ -107,16 +107,17 @@ def _save(context: Context, work: RankWork, request: Request, captured: Captured
     ):
         deciding = Coordinator(context, meeting, work, request)
         try:
-            # The part is staged after this rank has joined, so that the others learn of a failure, and a second process
-            # of this rank is detected.
-            # Any rank may publish, and the subscribers of the first one know the facts.
+            # The part is staged after this rank has joined. So the others learn of a failure, and a second process with
+            # the same rank is detected.
+            # Any rank may publish, but only the first rank gets facts from its subscribers, so its part carries them.
             about = {FACTS: request.facts} if who.rank == 0 and request.facts else {}
             staging = stage_part(context, work, Content(captured, about), request.patience)
         except BaseException as error:
             deciding.fail(error)
             raise
         try:
-            # This raises if the caller has given up. It precedes `say_part`, so that the part is then not offered.
+            # `doing` raises if the caller has given up. It is called before `say_part`, so that the part is not offered
+            # in this case.
             work.doing("said that its part is staged", offers=True)
             meeting.say_part(staging.path.name)
             return deciding.wait(staging)

@@ -1,4 +1,4 @@
-"""The interface of ranks on nodes with separate stores, which save one checkpoint to a place that all nodes reach."""
+"""The interface for ranks on nodes with separate stores. They save one checkpoint to a place that all nodes reach."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ class JointCheckpoint:
     """A checkpoint that exists at the common place. Every rank receives this value."""
 
     info: CheckpointInfo
-    manifest: bytes  # its manifest as stored; empty if only the merging rank's store has it, from an earlier save
+    # The manifest as stored. Empty if only the store of the merging rank has the checkpoint, from an earlier save.
+    manifest: bytes
 
 
 class CopiedPart(Protocol):
@@ -38,18 +39,18 @@ class SeparateStores(Protocol):
         """Whether the store of this node has a place to which its checkpoints are copied."""
 
     def push_staged(self, context: Context, staging: Staging, work: RankWork, /) -> tuple[CopiedPart, Document]:
-        """Copy the staged part of a rank. Return it, and the document for the merging rank."""
+        """Copy the staged part of a rank. Return the copied part, and the document for the merging rank."""
 
     def publish_apart(
         self, context: Context, request: Request, whole: MergedCheckpoint, work: RankWork, sequence: int, /
     ) -> JointCheckpoint:
-        """Merge the parts of all nodes; publish the checkpoint at the common place, then in the store of this node."""
+        """Merge the parts of all nodes. Publish the checkpoint at the common place, then in the store of this node."""
 
     def adopt(self, context: Context, joint: JointCheckpoint, staging: Staging | None, /) -> CheckpointInfo:
-        """List a checkpoint of all nodes in this node's store, with the blobs that this rank staged."""
+        """List a checkpoint of all nodes in the store of this node, with the blobs that this rank staged."""
 
     def list_there(self, context: Context, ref: AnyRef, /) -> None:
-        """List in this store the checkpoint that a ref names at the place, if this store does not have it.
+        """If this store lacks the checkpoint that a ref names at the common place, list the checkpoint in this store.
 
-        Another node may have saved it, or this store may no longer list it.
+        Another node may have saved the checkpoint, or this store may no longer list it.
         """

@@ -1,8 +1,8 @@
-"""The disk access of a rank, in a separate thread, so that its caller never waits past the deadline.
+"""Access the disk for a rank in a separate thread, so that the caller never waits past the deadline.
 
-A system call that does not return, as on a hanging disk, cannot be interrupted. So the caller waits for the thread, and
-the thread reports its progress. As soon as the outcome of the save is decided, the caller gets it, although later steps
-(freeing staged data, the catalog, retention) may take as long as the disk needs.
+A system call on a hanging disk may never return, and cannot be interrupted. So the caller waits for the thread, and the
+thread reports its progress. The caller gets the outcome of the save as soon as it is decided. It does not wait for
+later steps (freeing staged data, the catalog, retention), which may take as long as the disk needs.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ from ckstore.ranks.rank_identity import RankIdentity
 R = TypeVar("R")
 
 GRACE_LEAST_S = 30.0
-"""The minimum additional time of a rank that is publishing at the deadline. A longer `timeout_s` applies instead."""
+"""The minimum additional time of a rank that is publishing at the deadline. If `timeout_s` is longer, it is used."""
 _QUIET_S = 10.0
-"""The time without progress after which the deadline applies. A disk under heavy load takes seconds for one fsync."""
+"""The caller waits past the deadline until this time has passed without progress. A disk under heavy load takes seconds
+for one fsync."""
 _FOLLOWS_S = 5.0
-"""The minimum time for the steps after a decision: as long as a save waits for the catalog."""
+"""The minimum time for the steps after a decision. It is as long as a save waits for the catalog."""
 _STOPS_S = 5.0
 _LOOK_S = 1.0
 
@@ -40,7 +41,8 @@ class RankWork:
     Args:
         who: The rank.
         timeout_s: The maximum time to wait for the other ranks. If infinite, the rank waits forever, without a thread.
-        grace_s: The additional time if the rank is publishing. If None, `timeout_s`, and at least `GRACE_LEAST_S`.
+        grace_s: The additional time if the rank is publishing. If None, it is `timeout_s`, but at least
+            `GRACE_LEAST_S`.
     """
 
     def __init__(self, who: RankIdentity, timeout_s: float, grace_s: float | None = None) -> None:
@@ -76,9 +78,9 @@ class RankWork:
     # ------------------------------------------------------------------ for the thread
 
     def doing(self, act: str, *, offers: bool = False) -> None:
-        """Record the next step. With `offers` the other ranks may publish from then on."""
+        """Record the next step. With `offers`, the other ranks may publish after this call."""
         with self._changed:
-            # `_end_now` uses the same lock. Therefore either the caller gives up, or this step is made, never both.
+            # `_end_now` uses the same lock. Therefore either the caller gives up or this step is done, but never both.
             if self._stopped is not None:
                 raise self._stopped
             self._doing = act
@@ -86,14 +88,14 @@ class RankWork:
             self._moved_s = time.monotonic()
 
     def staged_bytes(self, done_bytes: int, all_bytes: int) -> None:
-        """Record the number of staged bytes; raises the same errors as `doing`."""
+        """Record the number of staged bytes. This raises the same errors as `doing`."""
         self.doing("staged its part")
         with self._changed:
             self._bytes = done_bytes, all_bytes
             self._changed.notify()
 
     def publishing(self, step: int) -> None:
-        """Record that publishing begins; raises the same errors as `doing`.
+        """Record that publishing begins. This raises the same errors as `doing`.
 
         A caller that gives up after this call does not know the outcome.
         """
@@ -112,10 +114,10 @@ class RankWork:
     # ------------------------------------------------------------------ for the caller
 
     def run(self, work: Callable[[], R], unwanted: Callable[[R], object] = lambda _: None) -> R:
-        """Run `work` in the thread; return its result or the recorded outcome, or raise the error.
+        """Run `work` in the thread. Return its result or the recorded outcome, or raise the error.
 
-        If the caller has given up, `unwanted` gets a result that arrives later. `RankFailed` means that nothing was
-        published, and `UnknownOutcome` that a rank may have published.
+        If the caller has given up, `unwanted` is called with a result that arrives later. `RankFailed` means that
+        nothing was published. `UnknownOutcome` means that a rank may have published.
         """
         if self.timeout_s == math.inf:
             return work()
@@ -166,13 +168,13 @@ class RankWork:
 
     def _limit_s(self) -> float:
         """Return the time until which the caller waits. It increases while the thread makes progress."""
-        if self._decided is not None:  # later steps cannot change the outcome, so the caller need not wait for all
+        if self._decided is not None:  # later steps cannot change the outcome, so the caller need not wait for them
             return max(self._deadline_s, self._decided_s + _FOLLOWS_S)
         grace_s = self.grace_s if self._publishing else 0.0
         return max(self._deadline_s + grace_s, self._moved_s + _QUIET_S)
 
     def _end_now(self) -> CheckpointInfo:
-        """Return or raise the known outcome, without waiting for the thread any longer."""
+        """Return or raise the outcome as far as it is known, without waiting for the thread any longer."""
         if isinstance(self._decided, CkstoreError):
             raise self._decided
         if self._decided is not None:
@@ -192,12 +194,12 @@ class RankWork:
 
 
 class WorkWatch(SaveWatch):
-    """Reports the progress of a publish to the work to which it belongs.
+    """Reports the progress of publishing to a `RankWork`.
 
     Args:
-        work: The work.
+        work: The work of the rank.
         committed: Called when the checkpoint is durable.
-        failed: Called when a try has failed, before the next one.
+        failed: Called when a try to publish has failed, before the next try.
     """
 
     def __init__(
@@ -215,15 +217,15 @@ class WorkWatch(SaveWatch):
         self._work.doing("wrote the manifest")
 
     def publishing(self, step: int) -> None:
-        """Record that publishing begins; raises an error if the caller has given up."""
+        """Record that publishing begins. This raises an error if the caller has given up."""
         self._work.publishing(step)
 
     def committed(self, info: CheckpointInfo) -> None:
-        """Report that the checkpoint is committed, since the following steps may take long."""
+        """Report that the checkpoint is committed, before the following steps, which may take long."""
         self._committed(info)
 
     def patience_s(self) -> float:
-        """Return how long the other ranks still wait for this one."""
+        """Return how long the other ranks still wait for this rank."""
         return self._work.left_s()
 
     def pause(self, seconds: float, is_over: Callable[[], bool]) -> None:
