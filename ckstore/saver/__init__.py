@@ -1,4 +1,4 @@
-"""Background saves: one saver process per trainer, which makes checkpoints from snapshots.
+"""Save in the background: each trainer has one saver process, which writes checkpoints from snapshots.
 
-Unless a docstring says otherwise, functions raise `SaveFailed` for a save that did not happen.
+Unless a docstring says otherwise, functions raise `SaveFailed` if a save failed.
 """

@@ -1,4 +1,4 @@
-"""Starts the process that compacts old checkpoints, if the settings request it and this host does not yet run one."""
+"""Start the process that compacts old checkpoints, if the settings request it and no such process runs on this host."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Starts the process that compacts during a training.
+"""Start the process that compacts during a training.
 
-A subscriber of an open store starts it after a save. The module that does so is imported only if the settings require
-it, since few stores use compaction, and the import takes 20 ms.
+A subscriber of an open store starts this process after a save. The module `compactor` is imported only if the settings
+request compaction, because few stores use compaction, and the import takes 20 ms.
 """
 
 from __future__ import annotations

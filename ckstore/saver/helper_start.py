@@ -1,4 +1,4 @@
-"""Starts a process that works on a store during a training and after it."""
+"""Start a process that works on a store during a training and after it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ckstore.saver.client.process import reap, start
 
 
 def start_beside(entry: str, context: Context) -> subprocess.Popen[bytes]:
-    """Start a process that works on a store independently, and outlives this one."""
+    """Start a process that works on a store independently, and outlives this process."""
     reap()
     catalog_path = None if context.catalog_path is None else str(context.catalog_path)
     about = {"path": str(context.layout.path), "catalog_path": catalog_path}
     nowhere = open_descriptor(os.devnull, os.O_WRONLY)
     try:
-        # Its output is discarded, because it reports to the store. Credentials are passed in the environment, never as
-        # arguments.
+        # The output of the process is discarded, because the process reports to the store. Credentials are passed in
+        # the environment, never as arguments.
         return start(entry, json.dumps(about), nowhere)
     finally:
         os.close(nowhere)

@@ -1,7 +1,7 @@
-"""A socket pair between trainer and saver. Each message is one packet, and a long one is sent in separate memory.
+"""Exchange messages between trainer and saver through a socket pair.
 
-A packet arrives completely or not at all. An end of file means that the other side has ended, and messages already in
-the socket can still be read after that.
+Each message is one packet, which arrives completely or not at all. A long message is sent as a file in memory. If the
+other side has ended, the messages that are already in the socket can still be read before the end of file.
 """
 
 from __future__ import annotations
@@ -27,19 +27,20 @@ _MOST_RESETS = 3
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
-    """Return the two ends; neither is inherited by other processes."""
+    """Return the two ends. Other processes do not inherit them."""
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
 def send(sock: socket.socket, message: Message | bytes, descriptors: Sequence[int] = (), *, wait: bool = True) -> bool:
-    """Send a message, encoded or not. Return False if the other side accepts none now and `wait` is False."""
+    """Send a message, encoded or not. Return False if `wait` is False and the socket is full."""
     data = message if isinstance(message, bytes) else encode(message)
     flags = 0 if wait else socket.MSG_DONTWAIT
     try:
         if len(data) < _PACKET_BYTES:
             _send(sock, _INLINE + data, descriptors, flags)
             return True
-        # A message of megabytes (20,000 tensors) would fill the socket, and the trainer would wait until it is read.
+        # A message of megabytes (20,000 tensors) would fill the socket, and the trainer would wait for the saver to
+        # read it.
         memory = open_memory("ckstore-message")
         try:
             left = memoryview(data)
@@ -65,7 +66,7 @@ def receive(sock: socket.socket, timeout_s: float | None = None) -> tuple[Messag
     """
     poller = select.poll()
     poller.register(sock, select.POLLIN)
-    # `poll`, not `select`: a trainer may have more than 1,024 descriptors open.
+    # `select` does not support descriptors above 1023, and a trainer may have such descriptors.
     if not poller.poll(None if timeout_s is None else max(0, int(timeout_s * 1000))):
         return None
     packet = b""
@@ -79,7 +80,8 @@ def receive(sock: socket.socket, timeout_s: float | None = None) -> tuple[Messag
     except ConnectionError:
         return None, []
     for descriptor in descriptors:
-        # Otherwise a program that the trainer starts would keep the memory of the snapshot allocated.
+        # Otherwise, a program that the trainer starts would inherit the descriptor and keep the memory of the snapshot
+        # allocated.
         os.set_inheritable(descriptor, False)
     if not packet:
         return None, []
@@ -99,7 +101,7 @@ def _read_all(memory: int) -> bytes:
     at = 0
     while at < len(out):
         got = os.preadv(memory, [memoryview(out)[at:]], at)
-        # Otherwise a truncated message would cause an endless loop.
+        # Without this check, a truncated message would cause an endless loop.
         if not got:
             raise OSError("a message in memory is shorter than it was")
         at += got

@@ -1,1 +1,1 @@
-"""The trainer's side: the snapshot, the saver process, and the state of its saves. It accesses no store on disk."""
+"""The trainer's side of background saves: snapshots, the saver process and pending saves. It accesses no store."""

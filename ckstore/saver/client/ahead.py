@@ -1,9 +1,9 @@
-"""Early copies: changed data of a state on devices is copied while the state is still being walked.
+"""Copy changed data of a state from devices to a snapshot early, while the walk through the state is still running.
 
-The walk needs Python for each value, while the devices can copy data without Python. Therefore the large tensors of the
-last save of a run are first compared by their fingerprints, and changed ones are copied to a snapshot immediately. The
-walk validates these copies: if it finds one of the tensors at another address or with another fingerprint, all tensors
-are copied again.
+The walk needs Python for each value, but the devices can copy data without Python. Therefore the large tensors of the
+last save of a run are compared first, by their fingerprints, and changed tensors are copied to a snapshot immediately.
+The walk validates these copies: if it finds one of the tensors at another address or with another fingerprint, all
+tensors are copied again.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class _Remembered:
 
 
 class HeadStart:
-    """Copies that have begun. The caller calls `give_up` at the end in any case."""
+    """The early copies of one save. The caller must call `give_up` at the end in any case."""
 
     def __init__(self, pool: SnapshotPool, most: int) -> None:
         self.waited: Collection[object] = ()  # the argument `waited` of `capture`
@@ -103,7 +103,7 @@ class HeadStart:
         return snapshot
 
     def give_up(self) -> None:
-        """Return the snapshot to the pool, unless the caller took it. The next user waits for running copies."""
+        """Return the snapshot to the pool, unless the caller took it. Its next user waits for running copies."""
         snapshot, self._snapshot = self._snapshot, None
         if snapshot is not None:
             self._pool.give(snapshot, self._most)
@@ -111,7 +111,7 @@ class HeadStart:
 
 
 class HeadStarts:
-    """For each run, the storages of its last save that the next save can copy early."""
+    """Keeps, for each run, the storages of the last save that the next save can copy early."""
 
     def __init__(self) -> None:
         self._runs: dict[str, tuple[list[_Remembered], int]] = {}

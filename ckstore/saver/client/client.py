@@ -1,7 +1,7 @@
-"""The trainer's side of background saves. It makes snapshots and sends them to the saver.
+"""Make snapshots in the trainer, and send them to the saver.
 
-Neither its callers nor the thread that watches the saver access the filesystem of the store. `saver/client/queue` holds
-the pending saves, and `saver/client/keeper` manages the saver process.
+Neither the calls of the trainer nor the thread that watches the saver access the filesystem of the store.
+`saver/client/queue` holds the pending saves, and `saver/client/keeper` manages the saver process.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class Client:
 
     def _begin(self) -> None:
         """Initialize the client without a saver, at the start and in a forked child."""
-        # A lock separate from the queue's lock: otherwise a copy of gigabytes would keep the thread that watches the
-        # saver from answering it.
+        # This lock is not the lock of the queue. Otherwise, a copy of gigabytes would keep the thread that watches the
+        # saver from answering the saver.
         self._submitting = threading.RLock()
         self._queue = SaveQueue(self.on_ended)
         self._keeper = SaverKeeper(self.store, self._queue)
@@ -86,10 +86,10 @@ class Client:
         """Copy the state, except unchanged data of an existing checkpoint, and queue the save."""
         with self._submitting:
             begun_at = time.monotonic()
-            # This is the first step, so that the caller learns of a failed save before this one is copied.
+            # This is the first step, so that the caller learns of a failed save before a new state is copied.
             self.raise_unread()
-            # Nothing is copied early if the caller names unchanged data, because names are more precise than
-            # fingerprints, or if it passes an event, because the devices may not have computed the state yet.
+            # Nothing is copied early in two cases. If the caller names unchanged data, these names are more precise
+            # than fingerprints. If the caller passes an event, the devices may not have computed the state yet.
             has_head_start = limits.after is None and (unchanged is None or unchanged.selects is None)
             run = order.run if has_head_start else ""
             ahead = self._ahead.begin(run, self._queue.pool, limits.max_in_flight)
@@ -101,7 +101,7 @@ class Client:
     def call_failed(self, run: object) -> None:
         """Record that a call to save to a run has raised an error.
 
-        The next call names data that is unchanged since the failed call, which says nothing about the last save.
+        The next call names data that is unchanged since the failed call, but not necessarily since the last save.
         """
         if isinstance(run, str):
             with self._queue.changed:
@@ -118,8 +118,8 @@ class Client:
         unchanged: UnchangedNames | None,
         tolerate: Tolerate | None,
     ) -> PendingSave:
-        # The state is captured before the wait for other saves, so that an error about the state is not delayed by
-        # minutes.
+        # The state is captured before the wait for other saves, which may take minutes, so that an error about the
+        # state is raised immediately.
         captured = self._capture(state, limits, ahead)
         names = set() if unchanged is None else unchanged.names_in(captured)
         # The wait precedes the allocation of memory, because at most `max_in_flight` snapshots may exist.
@@ -127,7 +127,7 @@ class Client:
             with self._queue.changed:
                 self._queue.bases.not_saved(order.run, names)
             return PendingSave(order.run, order.step, 0, skipped=True)
-        # With an event, the devices may not have computed the state yet, and the caller does not want to wait for them.
+        # With an event, the devices may not have computed the state yet, and this call must not wait for them.
         fingerprints = _fingerprints(captured) if limits.after is None else {}
         first = ahead.indexes(captured.sources, fingerprints)
         with self._queue.changed:
@@ -135,8 +135,8 @@ class Client:
             placed = bases.place(captured, order, unchanged, names, last_parents, fingerprints, first)
         snapshot = ahead.take(placed.nbytes) if first else None
         if placed.kept is not None and names:
-            # When frozen weights are no longer copied, the earlier snapshots are many times too large, so their memory
-            # is returned to the host.
+            # Since frozen weights are no longer copied, earlier snapshots are many times too large, so their memory is
+            # returned to the host.
             self._queue.pool.drop_above(2 * Snapshot.size_for(placed.nbytes))
         if snapshot is None:
             # There are no early copies, or they are invalid. Their snapshot is returned to the pool first, because it
@@ -162,12 +162,12 @@ class Client:
             pending.refuse = partial(self._keeper.refuse, order.number)
             pending.tolerate = tolerate
             order_bytes = b"" if copying is None else encode(order)
-            # This wait is as late as possible: the steps above have run at the same time as the copy.
+            # This wait is as late as possible, so that the steps above run at the same time as the copy.
             if copying is not None and limits.after is None:
                 copying.wait()
                 copying = None
-            # The check follows the copy: a tensor that was written meanwhile would be half old, half new in the
-            # snapshot.
+            # The check follows the copy: a tensor that was changed during the copy would be half old and half new in
+            # the snapshot.
             _check_unchanged(captured)
             save = Save(order, snapshot, pending, copying=copying, order_bytes=order_bytes, fingerprints=fingerprints)
             if copying is None:
@@ -183,12 +183,12 @@ class Client:
             kept = () if placed.kept is None else placed.kept.storages
             self._ahead.remember(order.run, captured.sources, fingerprints, kept)
         except BaseException:
-            # This also handles Ctrl-C: gigabytes of unused shared memory would otherwise stay allocated until the
+            # This also handles Ctrl-C. Otherwise, gigabytes of unused shared memory would remain allocated until the
             # process ends.
             self._queue.give_back(snapshot, limits)
             raise
         with self._queue.changed:
-            # This is outside `try`, because the save now belongs to the queue, which handles a failure of its saver.
+            # This is outside `try`, because the save now belongs to the queue, which handles a failure of the saver.
             self._keeper.send_waiting()
         if copying is not None:
             threading.Thread(target=self._send_when_copied, args=(save,), name="ckstore-copied", daemon=True).start()
@@ -203,7 +203,7 @@ class Client:
         return captured
 
     def _send_when_copied(self, save: Save) -> None:
-        """Wait for the devices, then send the save to the saver, or end it with their error."""
+        """Wait for the devices, then send the save to the saver, or end the save with the error of the devices."""
         copying, error = save.copying, None
         if copying is None:
             return
@@ -241,14 +241,14 @@ class Client:
                         snapshot.pin(captured.space)
                         captured.space.prepare(_COMPILE_S)
                         _fingerprints(captured)  # the first call of each operation takes longer
-                finally:  # even after Ctrl-C or a device error: otherwise the memory stays until the process ends
+                finally:  # even after Ctrl-C or a device error; otherwise, the memory remains until the process ends
                     pool.give(snapshot, self._queue.limits.max_in_flight)
             with self._queue.changed:
                 self._queue.limits = limits
                 self._keeper.start_if_needed()
 
     def wait(self, timeout_s: float | None, run: str | None = None) -> bool:
-        """Wait for the pending saves of one run or of all. Return False if they did not end in time."""
+        """Wait for the pending saves of one run or of all runs. Return False if they did not end in time."""
         return self._queue.wait(timeout_s, run)
 
     def under_way(self) -> list[PendingSave]:
@@ -310,7 +310,8 @@ _clients: weakref.WeakSet[Client] = weakref.WeakSet()
 
 
 def _forget_in_child() -> None:
-    # A fork shares the socket: the saver would take an answer or a `Close` from the child as a message of the parent.
+    # A forked child shares the socket. The saver would take an answer or a `Close` from the child as a message from the
+    # parent.
     for client in tuple(_clients):
         client.let_go_in_child()
 

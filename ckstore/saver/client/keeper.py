@@ -1,6 +1,6 @@
-"""Starts savers, sends them orders, and watches them: one process at a time, and one thread that reads its messages.
+"""Start savers, send them orders, and watch them: one process at a time, and one thread that reads its messages.
 
-A dead saver is replaced once for each save. A stuck saver is killed, and its save is given up. See
+A dead saver is replaced once for each save. A stuck saver is killed, and its save is abandoned. See
 docs/explanation/async.md.
 """
 
@@ -17,7 +17,7 @@ from ckstore.saver.client.process import SaverProcess, StallWatch
 from ckstore.saver.client.queue import SaveQueue
 from ckstore.saver.client.running_save import failed, given_up, heard_of, refused
 
-# The time between two checks for a stall. It is far below `stall_timeout_s`, and the checks are no load on the trainer.
+# The time between two checks for a stall. It is far below `stall_timeout_s`, and long enough not to load the trainer.
 _LOOK_S = 0.5
 # The maximum number of savers that may die with one save. If the kernel killed a saver for lack of memory, it would
 # kill each new one as well.
@@ -27,7 +27,10 @@ _MOST_GIVEN_UP = 4
 
 
 class SaverKeeper:
-    """The saver of one client. Methods are called with the lock of the queue, except those of its thread."""
+    """The saver of one client.
+
+    Methods are called with the lock of the queue, except `refuse`, `let_go_in_child` and the methods of its thread.
+    """
 
     def __init__(self, store: Open, queue: SaveQueue) -> None:
         self.process: SaverProcess | None = None  # the current saver, if there is one
@@ -50,9 +53,9 @@ class SaverKeeper:
     def send_waiting(self) -> None:
         """Send orders in sequence, as far as the socket accepts them."""
         for save in self._queue.saves:
-            if save.copying is not None:  # a thread sends this save and the later ones when the copy has ended
+            if save.copying is not None:  # a thread sends this save and later saves when the copy has ended
                 return
-            # The orders are sent in the caller's sequence. The saver carries them out one after another, so the
+            # The orders are sent in the sequence of the calls. The saver carries them out one after another, so the
             # checkpoints have the same sequence.
             if not save.sent:
                 order = save.order
@@ -60,16 +63,17 @@ class SaverKeeper:
                 if self._is_new:
                     # A new saver has not received the earlier orders, so its first order carries all entries.
                     message = replace(order, last_parents=self._queue.parents.for_new_saver(order.last_parents))
-                # If the socket is full, the watching thread sends the rest when the saver has read some messages.
+                # If the socket is full, the watching thread sends the remaining orders when the saver has read some
+                # messages.
                 if self.process is None or not self.process.send(message, [save.snapshot.fd]):
                     return
                 self._is_new = False
                 save.sent = True
-                if save.pending.is_cancelled:  # only an earlier saver may have been told
+                if save.pending.is_cancelled:  # the cancellation may have been sent only to an earlier saver
                     self.refuse(order.number)
 
     def refuse(self, number: int) -> None:
-        """Report a cancelled order to the saver, without the lock, since a signal handler may call this."""
+        """Report a cancelled order to the saver. This takes no lock, because a signal handler may call it."""
         # If the socket is full, the saver learns of the cancellation when it asks for permission to publish.
         process = self.process
         if process is not None:
@@ -86,15 +90,15 @@ class SaverKeeper:
             self.process.let_go()
 
     def _start(self) -> None:
-        # Each killed saver keeps its snapshot mapped until the disk answers, so more of them would fill the memory of
+        # Each killed saver keeps its snapshot mapped until the disk responds, so further ones would fill the memory of
         # the host.
         self.given_up = [process for process in self.given_up if not process.ended(0.0)]
         if len(self.given_up) >= _MOST_GIVEN_UP:
             savers = f"{len(self.given_up)} savers of {self._store.path}"
             msg = f"{savers} that were killed have not ended: they wait for the disk"
             raise SaveFailed(msg, hint="nothing was saved; save again when the storage of the store answers")
-        # The thread that reads its messages is started before `Open` is sent. Otherwise a failure of the saver would
-        # only be noticed as a stall.
+        # The thread that reads the messages of the saver is started before `Open` is sent. Otherwise, a failure of the
+        # saver would only be noticed as a stall.
         self.process = process = self._watched()
         self._closing = False
         self._is_new = True
@@ -102,7 +106,7 @@ class SaverKeeper:
         self._queue.say(logging.INFO, f"started the saver {process.pid} of {self._store.path}")
 
     def _watched(self) -> SaverProcess:
-        """Return a new saver, with a thread that reads its messages once the lock is free."""
+        """Return a new saver, with a thread that reads its messages as soon as the lock is free."""
         process: SaverProcess | None = None
         try:
             process = SaverProcess()
@@ -130,11 +134,12 @@ class SaverKeeper:
             if not self._follow(process):
                 return
             reason = process.why()  # waits a moment for its end
-        # Without this, the thread would end silently, and `result()` would wait for a save that no thread watches.
+        # Without this handler, the thread would end silently, and `result()` would wait for a save that no thread
+        # watches.
         except Exception as error:  # noqa: BLE001 - a mistake here must not leave a caller waiting
             reason = f"watching the saver process {process.pid} failed: {error!r}"
             self._queue.say(logging.ERROR, f"{reason}\n{traceback.format_exc()}")
-        # The process is also killed if it only closed its socket: two savers must not carry out the same order.
+        # The process is killed even if it only closed its socket: two savers must not carry out the same order.
         process.kill()
         process.let_go()
         with self._queue.changed:
@@ -163,13 +168,13 @@ class SaverKeeper:
                     heard_count += 1
                 self.send_waiting()
                 at = queue.saves[0].pending if queue.saves else None
-                # The number of messages counts, not their content: in a pause between two tries, the saver repeats the
-                # same message.
+                # The number of messages is compared instead of their content: in a pause between two tries, the saver
+                # repeats the same message.
                 said = (len(queue.saves), heard_count)
-                is_busy = at is not None and queue.saves[0].copying is None  # otherwise it waits for a device
+                is_busy = at is not None and queue.saves[0].copying is None  # otherwise, the saver waits for a device
                 idle_s = stall.idle_s(said, is_busy=is_busy or self._closing)
-                # The saver has neither sent a message nor used processor time. If it works, even with slow storage, it
-                # does at least one of them.
+                # The saver has neither sent a message nor used processor time. A working saver does at least one of
+                # these, even with slow storage.
                 if idle_s > queue.limits.stall_timeout_s:
                     self._give_up(process, idle_s)
                     return False
@@ -190,7 +195,7 @@ class SaverKeeper:
     # ---- a saver that is lost
 
     def _replace(self, reason: str) -> None:
-        """Handle the end of the saver: send its unfinished orders to another one, once for each save."""
+        """Handle the end of the saver: send its unfinished orders to another saver, once for each save."""
         was_closing = self._lose()
         self._queue.changed.notify_all()
         saves = self._queue.saves
@@ -198,7 +203,7 @@ class SaverKeeper:
             if not was_closing:
                 self._queue.say(logging.WARNING, f"{reason}, while it had nothing to do; the next save starts another")
             return
-        # Only the first save can have begun, so only that one can have killed the saver.
+        # Only the first save can have begun, so only this save can have killed the saver.
         begun = saves[0]
         begun.tries += 1
         if begun.tries == _TRIES:
@@ -208,12 +213,12 @@ class SaverKeeper:
             self._go_on(was_closing=was_closing)
 
     def _give_up(self, process: SaverProcess, idle_s: float) -> None:
-        """Kill a stuck saver, and give up the save that it had begun. Later saves get another saver."""
-        # The process is killed first. From then on it runs no instructions of its own, so it can neither ask for
+        """Kill a stuck saver, and abandon the save that it had begun. Later saves get another saver."""
+        # The process is killed first. Afterwards it runs no more code of the saver, so it can neither ask for
         # permission nor begin another order, and the save cannot appear later.
         process.kill()
         process.let_go()
-        # The kernel may keep the process in a system call on the disk for hours. It ends only when that call returns.
+        # The kernel may keep the process in a system call on the disk for hours. It ends only when this call returns.
         self.given_up.append(process)
         was_closing = self._lose()
         reason = f"the saver process {process.pid} did nothing for {idle_s:.0f} s"
@@ -221,7 +226,7 @@ class SaverKeeper:
         saves = self._queue.saves
         if saves:
             begun = saves[0]
-            # The snapshot is not kept for the next save, because the stuck process has the memory mapped and may still
+            # The snapshot is not kept for the next save, because the stuck process still has the memory mapped and may
             # write it to the disk.
             self._queue.end(begun, given_up(begun, reason), keep=False)
         if saves:
@@ -236,7 +241,7 @@ class SaverKeeper:
     def _go_on(self, *, was_closing: bool) -> None:
         """Start another saver for the remaining saves, in their order."""
         for save in self._queue.saves:
-            # A permission to publish that the lost saver has received counts as possibly used.
+            # If the lost saver has received the permission to publish, it may have published.
             save.again()
         try:
             self._start()

@@ -15,13 +15,13 @@ from ckstore.model.saver.status import SaveEvent
 class PendingSave:
     """A save that continues in the background; see `ckstore.Store.save_async`.
 
-    Its methods may be called from any thread. Those that do not wait may also be called in a signal handler.
+    Its methods may be called from any thread. Methods that do not wait may also be called in a signal handler.
 
     Attributes:
         run: The run of the save.
-        step: The step of the caller, or the one that the saver chose. None until it is known.
+        step: The step that the caller gave or the saver chose. None until it is known.
         skipped: Whether nothing was saved because another save was pending (``when_busy="skip"``).
-        total_bytes: Size of the state.
+        total_bytes: The size of the state.
     """
 
     def __init__(self, run: str, step: int | None, total_bytes: int, *, skipped: bool = False) -> None:
@@ -39,8 +39,9 @@ class PendingSave:
         self._error: CkstoreError | None = None
         self._unread = False
         self._cancelled = self._granted = False
-        self.refuse: Callable[[], object] | None = None  # tells the saver that the save was cancelled
-        # Returns the value that replaces an error, or None if the error must be raised. Without it, all are raised.
+        self.refuse: Callable[[], object] | None = None  # informs the saver that the save was cancelled
+        # Returns the value that replaces an error, or None if the error must be raised. If the attribute is None, all
+        # errors are raised.
         self.tolerate: Callable[[CkstoreError, str, int | None], NotSaved | None] | None = None
         self._not_saved: NotSaved | None = None
         if skipped:
@@ -58,15 +59,16 @@ class PendingSave:
     def state(self) -> str:
         """The state of the save.
 
-        First ``queued``, then ``staging``, ``hashing``, ``writing``, ``syncing``, ``committing`` and ``just committed``
-        (durable; tags, the catalog and retention follow), and finally ``done``, ``failed`` or ``skipped``. In the state
-        ``waiting`` a try has failed, and the saver pauses before the next one.
+        A save begins in the state ``queued``. The next states are ``staging``, ``hashing``, ``writing``, ``syncing``,
+        ``committing`` and ``just committed`` (durable; tags, the catalog and retention follow). The final state is
+        ``done``, ``failed`` or ``skipped``. The state ``waiting`` means that a try has failed, and that the saver
+        pauses before the next try.
         """
         return self._state
 
     @property
     def progress(self) -> tuple[int, int]:
-        """The number of processed bytes, and the total."""
+        """The number of processed bytes, and the total number of bytes."""
         return self._done_bytes, self.total_bytes
 
     @property
@@ -79,10 +81,10 @@ class PendingSave:
         return self._error is not None or self._state == "done"
 
     def wait_staged(self, timeout_s: float | None = None) -> bool:
-        """Wait until the saver has the snapshot. From then on the save completes even if this process ends.
+        """Wait until the saver has the snapshot. Afterwards, the save completes even if this process ends.
 
         Returns:
-            False if the saver does not have the snapshot after `timeout_s`. Without `timeout_s`, this waits as long as
+            Whether the saver has the snapshot. False after `timeout_s`. Without `timeout_s`, the call waits as long as
                 the saver makes progress.
 
         Raises:
@@ -100,8 +102,8 @@ class PendingSave:
         """Wait for the end, and return the durable checkpoint.
 
         Args:
-            timeout_s: The maximum wait. If None, this waits as long as the saver makes progress (see `stall_timeout_s`
-                of `save_async`).
+            timeout_s: The maximum wait. If None, the call waits as long as the saver makes progress (see
+                `stall_timeout_s` of `save_async`).
 
         Raises:
             TimeoutError: The save has not ended in time.
@@ -147,14 +149,14 @@ class PendingSave:
             False if it is too late to cancel.
         """
         with self._changed:
-            # Once the save is allowed to publish, the saver may be in the rename. A cancelled save that still appears
-            # would be worse than a save that cannot be cancelled.
+            # Once the save is allowed to publish, the saver may be making the rename. A cancelled save that still
+            # appears would be worse than a save that cannot be cancelled.
             if self.done() or self._granted:
                 return False
             self._cancelled = True
             refuse = self.refuse
-        # The saver is told now, and not only when it asks: this process may have ended by then, which the saver takes
-        # as permission.
+        # The saver is informed immediately, because this process may end before the saver asks for permission. In that
+        # case, a saver that knows of no cancellation would publish.
         if refuse is not None:
             refuse()
         return True
@@ -193,7 +195,7 @@ class PendingSave:
             return True
 
     def revoke(self) -> None:
-        """Allow cancelling again, until the next request to publish, since the permitted try has failed for good."""
+        """Allow cancelling until the next request to publish, because the permitted try has definitely failed."""
         with self._changed:
             self._granted = False
 

@@ -1,4 +1,4 @@
-"""The process of a saver: started without fork, watched by its socket, and never waited for without a deadline."""
+"""Start a saver process without fork, watch it through its socket, and never wait for it without a deadline."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _START = (
 )
 # How much of the end of the saver's output a message quotes. A longer traceback would bury the message.
 _LAST_LINES_BYTES = 2000
-# The maximum wait for the end of a process whose socket was closed. It usually takes some milliseconds. A process that
-# waits for a frozen disk never ends.
+# The maximum wait for the end of a process whose socket was closed. The end usually takes some milliseconds, but a
+# process that waits for a frozen disk never ends.
 _DEATH_S = 1.0
-# Ten times the interval between two checks. After a longer pause, the trainer itself was stopped (SIGSTOP, a closed
-# laptop), and must not blame its saver.
+# Ten times the interval between two checks. A longer pause between two checks means that the trainer itself was stopped
+# (SIGSTOP, a closed laptop). The saver is then not considered stuck.
 _LATE_S = 5.0
 
 _children: list[subprocess.Popen[bytes]] = []
@@ -41,7 +41,7 @@ class SaverProcess:
     """One saver, which lives until its socket is closed and its orders are finished."""
 
     def __init__(self) -> None:
-        # Otherwise ended savers would remain zombies until the trainer ends, because nothing else waits for them.
+        # Without this call, ended savers would remain zombies until the trainer ends.
         reap()
         self._failure = ""
         self._said = -1
@@ -59,12 +59,13 @@ class SaverProcess:
 
     def send(self, message: Message | bytes, descriptors: Sequence[int] = ()) -> bool:
         """Send a message without waiting. Return False if the socket accepts no more."""
-        # A saver that cannot be sent its orders is killed. `receive` then reports its end, and `why` the reason.
+        # If sending fails, the saver is killed. `receive` then reports the end of the saver, and `why` the reason.
         try:
             # The call does not wait, because a saver that does not read must never block the trainer.
             return wire.send(self._sock, message, descriptors, wait=False)
         except ConnectionError:
-            # The order counts as sent. The watching thread notices the end of the saver and sends it to another one.
+            # The order counts as sent. The watching thread notices the end of the saver, and sends the order to another
+            # saver.
             return True
         except OSError as error:
             self._failure = f" since it could not be sent its orders: {error}"
@@ -85,12 +86,12 @@ class SaverProcess:
             return None
         message, descriptors = got
         for descriptor in descriptors:
-            # A saver sends no descriptors. One that arrives anyway must not stay open.
+            # A saver sends no descriptors. A descriptor that arrives anyway must not remain open.
             os.close(descriptor)
         return (message,)
 
     def kill(self) -> None:
-        """Kill the process, even if it is stopped. If it waits for a frozen disk, it ends when the disk answers."""
+        """Kill the process, even if it is stopped. If it waits for a frozen disk, it ends when the disk responds."""
         self._child.kill()
 
     def let_go(self) -> None:
@@ -128,7 +129,7 @@ class SaverProcess:
 
 
 def reap() -> int:
-    """Forget the children that have ended; return the number of the others."""
+    """Forget the children that have ended, and return the number of children that have not."""
     return len(children())
 
 
@@ -144,7 +145,7 @@ def start(entry: str, about: str, said: int, pass_fds: Sequence[int] = ()) -> su
     if not sys.executable:
         msg = "sys.executable is empty: there is no Python to start a saver with"
         raise SaveFailed(msg, hint="use save() in an embedded interpreter")
-    # These are the optimization flags of the trainer. With others, its compiled modules could not be used.
+    # Use the optimization flags of the trainer. With other flags, its compiled modules could not be used.
     flags = ["-" + "O" * sys.flags.optimize] if sys.flags.optimize else []
     path = [os.path.abspath(entry) for entry in sys.path]  # noqa: PTH100 - "" is the working directory, as for imports
     # The process is isolated (-I) and uses only the trainer's `sys.path`. Otherwise PYTHONPATH, or a json.py in the
@@ -167,12 +168,12 @@ def start(entry: str, about: str, said: int, pass_fds: Sequence[int] = ()) -> su
 def _forget_in_child() -> None:
     """Forget all savers in a forked child, without the lock.
 
-    Waiting for the parent's savers would fail, and a thread that does not exist in the child may hold the lock.
+    Waiting for the savers of the parent would fail. A thread that does not exist in the child may hold the lock.
     """
     global _children_mutex  # noqa: PLW0603
     _children_mutex = threading.Lock()
     for child in _children:
-        # Otherwise the destructor of Popen would wait for the parent's child, and warn about it.
+        # Otherwise, the destructor of Popen would wait for the process, which is a child of the parent, and warn.
         child.returncode = 0
     _children.clear()
 
@@ -189,10 +190,10 @@ class StallWatch:
         self._moved_at = self._looked_at = time.monotonic()
 
     def idle_s(self, said: object, *, is_busy: bool) -> float:
-        """Return for how many seconds neither its messages nor its processor time have changed."""
+        """Return for how many seconds neither `said` nor the processor time of the process have changed."""
         now = time.monotonic()
         seen = (said, self._ticks())
-        # If this process itself was stopped for a while, it could not receive messages of its saver during that time.
+        # If this process itself was stopped for a while, it could not receive messages from the saver in that time.
         if seen != self._seen or not is_busy or now - self._looked_at > _LATE_S:
             self._seen = seen
             self._moved_at = now
@@ -202,7 +203,7 @@ class StallWatch:
     def _ticks(self) -> tuple[bytes, ...]:
         """Return the processor time of the process, or nothing if the system does not report it."""
         try:
-            # The fields are counted from the last parenthesis, because a process may be named "a) b".
+            # The fields are counted from the last parenthesis, because the name of a process may be "a) b".
             fields = self._stat.read_bytes().rpartition(b")")[2].split()
         except OSError:
             return ()

@@ -1,4 +1,4 @@
-"""The pending saves in their order, with their limits and results."""
+"""Keep the pending saves in their order, with their limits and results."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ T = TypeVar("T")
 
 
 class Parents:
-    """The entries of `ProcessCache.last_parents` that a saver knows after the orders that it received.
+    """Keeps track of the entries of `ProcessCache.last_parents` that a saver has received with its orders.
 
-    Each order carries the entries that changed since the previous order. A replacement saver has not received those
-    orders, so its first order also carries the results of the saves that have ended.
+    Each order carries the entries that changed since the previous order. A replacement saver has not received the
+    earlier orders, so its first order also carries the results of the saves that have ended.
 
     A saved checkpoint becomes the parent of the next save of its run, unless the trainer has loaded a checkpoint since
-    the call. A second load of the same checkpoint is also a change, which `Parent.load` shows.
+    the call to save. A second load of the same checkpoint also counts as a change, which `Parent.load` shows.
     """
 
     def __init__(self) -> None:
@@ -43,14 +43,14 @@ class Parents:
         return {run: parent for run, parent in tuple(last_parents.items()) if self._told.get(run) != parent}
 
     def ordered(self, order: Order, last_parents: MutableMapping[str, Parent]) -> None:
-        """Record the entries of an order. The result of the save will be entered in `last_parents`."""
+        """Record the entries of an order. The result of the save is later entered in `last_parents`."""
         self._known = last_parents
         self._told.update(order.last_parents)
         self._changed_by.update(dict.fromkeys(order.last_parents, order.number))
 
     def ended(self, order: Order, saved: CheckpointInfo | None) -> None:
         """Record the end of a save. A failed save passes None as `saved`."""
-        # The entries are also recorded for a failed save, because the saver received them whatever the outcome.
+        # The entries are also recorded for a failed save, because the saver has received them.
         self._settled.update(order.last_parents)
         if saved is None:
             return
@@ -72,9 +72,9 @@ class SaverLimits:
     """The maximum number of background saves at a time, and the limits for waiting."""
 
     max_in_flight: int = 1  # the maximum number of unfinished saves, each with a snapshot
-    when_busy: str = "wait"  # ``wait``, ``skip`` or ``error``: what a save does if the maximum is reached
-    timeout_s: float = 600.0  # the maximum time that ``wait`` waits
-    stall_timeout_s: float = 120.0  # a saver that does nothing for this time is given up
+    when_busy: str = "wait"  # the behavior of a save if the maximum is reached: ``wait``, ``skip`` or ``error``
+    timeout_s: float = 600.0  # the maximum time to wait for another save with ``wait``
+    stall_timeout_s: float = 120.0  # a saver that does nothing for this time is killed
     nice: int = 0  # added to the niceness of a new saver
     # An event of a device, after which the state is copied. If None, the copy follows all queued work of the devices.
     after: object = None
@@ -99,7 +99,7 @@ class SaveQueue:
 
     def __init__(self, on_ended: Callable[[CheckpointInfo | CkstoreError], None]) -> None:
         self.changed = threading.Condition()  # the lock of all attributes, and the condition that callers wait for
-        self.saves: list[Save] = []  # in the order of their calls; only the first can have begun
+        self.saves: list[Save] = []  # in the order of the calls; only the first save can have begun
         self.pool = SnapshotPool()  # the unused snapshots
         self.parents = Parents()  # the parents of the next checkpoints that the saver knows
         self.bases = UnchangedBases()  # the checkpoints from which unchanged tensors can be reused
@@ -127,7 +127,7 @@ class SaveQueue:
                 return True
             if limits.when_busy == "skip":
                 return False
-            # Read before the wait, so that the message names the save that blocked this one.
+            # Read this before the wait, so that the message names the save that blocked this one.
             busy = self.saves[0].pending
             if limits.when_busy == "wait":
                 # The limits are set before the wait, because the stall timeout of this caller applies during it.
@@ -139,7 +139,7 @@ class SaveQueue:
             raise InUse(msg, hint="save less often, or give a longer timeout_s or a larger max_in_flight")
 
     def wait(self, timeout_s: float | None, run: str | None) -> bool:
-        """Wait for the saves of one run or of all. Return False if they did not end in time."""
+        """Wait for the saves of one run or of all runs. Return False if they did not end in time."""
         with self.changed:
             return self.changed.wait_for(
                 lambda: not any(run in (None, save.order.run) for save in self.saves), timeout_s
@@ -158,9 +158,9 @@ class SaveQueue:
                     raise error
 
     def add(self, save: Save, last_parents: MutableMapping[str, Parent]) -> None:
-        """Add a save at the end. The caller has the lock. The result will be entered in `last_parents`."""
-        # The order is recorded only when it is certain to be sent. Otherwise an order that was never sent would hide a
-        # parent from the next save.
+        """Add a save at the end. The caller has the lock. The result is later entered in `last_parents`."""
+        # The order is recorded only when it is certain to be sent. Otherwise, the next order would omit a parent that
+        # the saver has never received.
         self.parents.ordered(save.order, last_parents)
         self.bases.ordered(save.order)
         self.saves.append(save)
@@ -174,7 +174,7 @@ class SaveQueue:
     def end(self, save: Save, outcome: CheckpointInfo | CkstoreError, *, keep: bool = True) -> None:
         """Record the end of a save. The caller has the lock.
 
-        With `keep` the snapshot of the save may be reused, since no saver can read it any more.
+        With `keep`, the snapshot of the save may be reused, because no saver can read it any more.
         """
         # The save is removed first, because threads that wait for its end, or for a free snapshot, read this list.
         self.saves.remove(save)
@@ -195,12 +195,12 @@ class SaveQueue:
         try:
             self._on_ended(outcome)
         finally:
-            # This follows the update of bases and parents, because the caller of `result()` may save again at once.
+            # This follows the update of bases and parents, because the caller of `result()` may save again immediately.
             save.pending.finish(outcome)
             self.changed.notify_all()
 
     def say(self, level: int, text: str) -> None:
-        """Queue a log message. The thread of the saver logs it without the lock, since a handler may take long."""
+        """Queue a log message. The thread of the saver logs it without the lock, because a handler may take long."""
         self._said.append((level, text))
 
     def log_said(self) -> None:
@@ -212,7 +212,7 @@ class SaveQueue:
 
     def let_go_in_child(self) -> None:
         """In a forked child, release the saves of the parent without the lock, which a missing thread may hold."""
-        # The missing thread keeps a reference to this queue, so snapshots that remained in it would stay mapped.
+        # The missing thread keeps a reference to this queue, so snapshots that remain in the queue would stay mapped.
         self.pool.let_go()
         for save in self.saves:
             save.snapshot.let_go()

@@ -1,4 +1,4 @@
-"""A pending save, and its result if its saver has died or is stuck."""
+"""Keep the progress of a pending save, and decide its result if its saver has died or is stuck."""
 
 from __future__ import annotations
 
@@ -24,30 +24,30 @@ _NEXT = "does the storage of the store answer? Earlier checkpoints are intact; t
 
 @dataclass(slots=True)
 class Save:
-    """A pending save. A saver begins a save when all earlier ones have ended, so only the first can have begun."""
+    """A pending save. A saver begins a save when all earlier saves have ended, so only the first can have begun."""
 
     order: Order  # the order to the saver
     snapshot: Snapshot  # the memory with the bytes of the state
     pending: PendingSave  # the save as its caller sees it
-    tries: int = 0  # how many savers died while this save was the first
+    tries: int = 0  # the number of savers that died while this save was the first one
     sent: bool = False  # whether the current saver has the order
     granted: bool = False  # whether the current saver may publish the save
     maybe_published: bool = False  # whether a dead saver may have published the save without reporting it
     committed: CheckpointInfo | None = None  # the published checkpoint, as soon as it is known
     copied_s: float = 0.0  # seconds that the call took to copy the state
-    # When the save was queued, and when a saver first received it, as `time.monotonic`.
+    # The time at which the save was queued, and the time at which a saver first received it, from `time.monotonic`.
     asked_at: float = field(default_factory=time.monotonic)
     taken_at: float = 0.0
     # Copies from devices to the snapshot that are still running. Until they end, the order is not sent.
     copying: Transfers | None = None
-    # The order in encoded form, prepared while the state was copied. Empty if it is not prepared, or has changed since.
+    # The encoded order, prepared while the state was copied. Empty if it was not prepared, or if the order has changed.
     order_bytes: bytes = b""
-    fingerprints: Fingerprints = field(default_factory=dict)  # of its storages on devices, when they were copied
+    fingerprints: Fingerprints = field(default_factory=dict)  # of the storages on devices, when they were copied
 
     def again(self) -> None:
         """Prepare the save for another saver."""
-        # This remains set for all later tries: a rename that was allowed once may have been done, whatever later savers
-        # report.
+        # This attribute remains set for all later savers: a rename that was allowed once may have happened, regardless
+        # of what later savers report.
         self.maybe_published |= self.granted
         self.sent = self.granted = False
 
@@ -63,7 +63,7 @@ def failed(save: Save, reason: str) -> CheckpointInfo | CkstoreError:
     """Return the result of a save whose last saver has died."""
     if save.committed is not None:
         return with_warning(save.committed, reason)
-    # This is not reported as failed: the checkpoint may exist, and a caller that saves again must know that.
+    # The save is not reported as failed: the checkpoint may exist, and a caller that saves again must know this.
     if save.granted or save.maybe_published:
         return _unknown(save, f"{reason}; the saver before it also failed")
     msg = f"the save of {save.pending.name} failed: {reason}; the saver before it also failed"
@@ -75,7 +75,7 @@ def given_up(save: Save, reason: str) -> CheckpointInfo | CkstoreError:
     pending = save.pending
     if save.committed is not None:
         return with_warning(save.committed, reason)
-    # The kill may come too late: if a rename has begun, the kernel finishes it as soon as the disk answers.
+    # The kill may be too late: if a rename has begun, the kernel finishes it as soon as the disk responds.
     if save.granted or save.maybe_published:
         return _unknown(save, reason)
     return SaveAbandoned(f"{reason}; the save of {pending.name}, which was {pending.state}, is abandoned", hint=_NEXT)
@@ -109,11 +109,11 @@ def heard_of(process: SaverProcess, save: Save, message: Message) -> CheckpointI
         save.taken_at = save.taken_at or time.monotonic()
         save.pending.note("staged")
     elif isinstance(message, Status):
-        if message.state == "waiting":  # before another try, which asks for permission again
+        if message.state == "waiting":  # the saver pauses before another try, and then asks for permission again
             save.granted = False
             save.pending.revoke()
-        # The saver reports "committing" before it asks for permission. The caller sees that state only once permission
-        # is given.
+        # The saver reports "committing" before it asks for permission. The caller sees this state only after the
+        # permission was given.
         if message.state != "committing" or save.granted:
             save.pending.note(message.state, message.done_bytes)
     elif isinstance(message, Publishing):

@@ -1,6 +1,6 @@
-"""The savers of a store, found through /proc by the memory page that each of them has open.
+"""Find the savers of a store through /proc, by the status page that each saver has open.
 
-Pages of other users' processes are only accepted if they have the form of a status.
+Processes of other users may have any file as such a page, so a page is accepted only if it is a valid status.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from ckstore.saver.client.process import MARK
 
 _PROC = Path("/proc")
 # The maximum number of tries to read a page. Pages are written without a lock, so that the page of a frozen saver can
-# be read. If a read meets a change, the page is read again.
+# be read. If a page is changed during a read, it is read again.
 _TRIES = 3
-# The maximum number of bytes that are read of a command line. That of a saver contains `sys.path` and may be long, but
-# that of another process may have any length.
+# The maximum number of bytes that are read of a command line. The command line of a saver contains `sys.path` and may
+# be long. The command line of another process may have any length.
 _CMDLINE_BYTES = 256 * 1024
 
 
@@ -47,8 +47,8 @@ def savers_of(store: str) -> tuple[SaverStatus, ...]:
 def started_at(pid: int) -> int:
     """Return when a process began, in ticks since the host started, or 0 if it has ended."""
     try:
-        # The fields are counted from the last parenthesis, because the name of a program may contain some. Field 22 of
-        # proc(5) is the 20th after it.
+        # The fields are counted from the last parenthesis, because the name of a program may contain parentheses. Field
+        # 22 of proc(5) is the 20th field after it.
         return int((_PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()[19])
     except OSError:
         return 0
@@ -65,7 +65,7 @@ def _status(folder: Path) -> SaverStatus | None:
             return None
         pages = []
         for fd in (folder / "fd").iterdir():
-            with suppress(FileNotFoundError):  # a saver at work opens and closes files
+            with suppress(FileNotFoundError):  # the saver has closed the file meanwhile
                 if is_memory(f"{fd.readlink()}", STATUS_NAME):
                     pages.append(fd)
         for _ in range(_TRIES if pages else 0):
@@ -88,7 +88,7 @@ def _parsed(pid: int, text: bytes) -> SaverStatus | None:
         status = SaverStatus(pid=pid, **said)
     except (ValueError, TypeError, RecursionError):
         return None
-    # The page of another user's process may contain anything, and a status with wrong types would break the table.
+    # The page of a process of another user may contain anything. A status with wrong types would break the table.
     fits = all(isinstance(getattr(status, name), kind) for name, kind in get_type_hints(SaverStatus).items())
     known = status.state in get_args(SaverState) and (not status.run or is_run(status.run))
     return status if fits and known else None

@@ -1,7 +1,7 @@
-"""The snapshot: memory to which a state is copied once, and which can be passed to another process.
+"""Copy a state once to a snapshot, which is memory that can be passed to another process.
 
 A snapshot is kept for the next save, so that its pages need not be allocated again. docs/explanation/async.md explains
-why it is a memfd.
+why a snapshot is a memfd.
 """
 
 from __future__ import annotations
@@ -27,18 +27,20 @@ if TYPE_CHECKING:
     from ckstore.model.manifest.captured import ByteSource, MemorySpace, PinnedMemory, RangeSource, Transfers
 
 _NO_MEMORY = (errno.ENOSPC, errno.ENOMEM, errno.EFBIG)
-"""Errors that mean a lack of memory. For a file in memory, the last one is the limit of file sizes (ulimit -f)."""
+"""Errors that mean a lack of memory. For a file in memory, EFBIG means the limit of file sizes (ulimit -f)."""
 _SPARE_BYTES = 64 * 2**20
-"""Memory that must stay free in addition to a snapshot, in bytes.
+"""The memory that must remain free in addition to a snapshot, in bytes.
 
 A saver needs about 40 MiB, and the training also continues to allocate memory.
 """
-# The alignment of storages, in bytes. It is that of a cache line, for fast hashing, and is sufficient for every dtype.
+# The alignment of storages, in bytes. It is the size of a cache line, for fast hashing, and is sufficient for every
+# dtype.
 _ALIGNMENT = 64
 # Parts are large enough that the two threads seldom wait for the lock, and small enough that both end at about the same
 # time.
 _PART_BYTES = 16 * 2**20
-# One thread copies a GiB in 131 ms, and two in 95 ms (docs/adr/0017). More would take cores from the training.
+# One thread copies a GiB in 131 ms, and two threads in 95 ms (docs/adr/0017). More threads would take cores from the
+# training.
 _THREADS = 2
 
 
@@ -68,7 +70,7 @@ def places_of(
 
     for index in first:
         place(index)
-    # Small sources that are transferred together are adjacent, after the others.
+    # Small sources that are transferred together are adjacent, after all other sources.
     grouped = []
     for index, source in enumerate(sources):
         if index in offsets:
@@ -83,7 +85,7 @@ def places_of(
 
 
 class Snapshot:
-    """Shared memory for one state. Its pages, huge ones if possible, are allocated before the copy.
+    """Shared memory for one state. Its pages, huge pages if possible, are allocated before the copy.
 
     A copy to huge pages takes 70% of the time of a copy to pages of 4 KiB (docs/adr/0014-saver.md).
     """
@@ -98,17 +100,17 @@ class Snapshot:
         # the limit.
         if found is not None and self.nbytes + _SPARE_BYTES > found.nbytes:
             raise self._no_memory(f", of which {found}")
-        self.fd = open_memory("ckstore-snapshot")  # to be given to the saver
+        self.fd = open_memory("ckstore-snapshot")  # the descriptor that is passed to the saver
         try:
             os.ftruncate(self.fd, self.nbytes)
             self._memory = map_shared(self.fd, self.nbytes, writable=True)
-            # Huge pages are made before the rest is allocated. Otherwise the kernel would copy each existing page of
-            # 4 KiB to the huge page.
+            # Huge pages are created before the rest is allocated. Otherwise, the kernel would copy each existing page
+            # of 4 KiB to the huge page.
             self._gather()
             for at in range(0, self.nbytes, _PART_BYTES):
-                # A lack of memory is an error of this call, not a signal later. The memory is allocated in parts,
-                # because a signal makes the kernel undo a call (shmem_fallocate), and the regular signals of a profiler
-                # would prevent each call for gigabytes from ending.
+                # This call turns a lack of memory into an error instead of a later signal (SIGBUS). The memory is
+                # allocated in parts, because a signal makes the kernel undo the whole call (shmem_fallocate). With the
+                # regular signals of a profiler, one call for gigabytes would never end.
                 os.posix_fallocate(self.fd, at, min(_PART_BYTES, self.nbytes - at))
             self._fault_in()
         except BaseException as error:
@@ -123,17 +125,17 @@ class Snapshot:
         return InsufficientSpace(msg, hint="use save(), which needs none, or a smaller max_in_flight")
 
     def _give_up(self) -> None:
-        """Free the memory. Otherwise the frames of the raised error would keep it mapped as long as the error lives."""
-        # A write to a freed page is a SIGBUS. If a thread may still write, because Ctrl-C ended the wait for it, the
-        # memory is only freed with the raised error.
+        """Free the memory. Otherwise, the frames of the raised error would keep it mapped while the error exists."""
+        # A write to a freed page would cause a SIGBUS. If a thread may still write, because Ctrl-C ended the wait for
+        # the thread, the memory is freed only when the raised error is freed.
         if not self._is_written:
-            with suppress(OSError):  # then the memory is also freed with the raised error
+            with suppress(OSError):  # in this case, the memory is also freed only with the raised error
                 os.ftruncate(self.fd, 0)
         os.close(self.fd)
 
     @staticmethod
     def size_for(nbytes: int) -> int:
-        """Return the memory that a snapshot of this size takes."""
+        """Return the memory that a snapshot of `nbytes` takes."""
         return max(HUGE_BYTES, -(-nbytes // HUGE_BYTES) * HUGE_BYTES)
 
     def _gather(self) -> None:
@@ -147,8 +149,8 @@ class Snapshot:
                 if can:
                     # This allocates one page, which `MADV_COLLAPSE` then replaces by a huge page.
                     os.posix_fallocate(self.fd, start, 1)
-            # Once the kernel has refused (no huge page is free, or the kernel is too old), it also refuses every
-            # further try, which would only cost time.
+            # Once the kernel has refused (no huge page is free, or the kernel is too old), it would refuse again, and
+            # further tries would only cost time.
             can = can and gather_huge_pages(part)
 
         self._make([lambda at=at: gather(at) for at in range(0, self.nbytes, _PART_BYTES)])  # type: ignore[misc]
@@ -161,7 +163,7 @@ class Snapshot:
         self._make([lambda at=at: clear(at) for at in range(0, self.nbytes, _PART_BYTES)])  # type: ignore[misc]
 
     def _make(self, work: list[Callable[[], None]]) -> None:
-        """Run work that writes to the memory; record whether a thread may still do so."""
+        """Run work that writes to the memory. Until all work has ended, `_is_written` is True."""
         self._is_written = True
         errors = _in_parallel(work)
         self._is_written = False
@@ -178,9 +180,10 @@ class Snapshot:
     ) -> Transfers | None:
         """Copy each source to its place, if it has one, with two threads.
 
-        Copies from another memory space are still running when this returns. The result is an object to wait for them.
-        With `behind_current` these copies run after the queued work of the current streams, and later work of these
-        streams runs after them. With `more`, copies that began earlier continue, and the result also waits for them.
+        Copies from another memory space are still running when this method returns. The result is an object to wait for
+        these copies. With `behind_current`, they run after the queued work of the current streams, and later work of
+        these streams runs after them. With `more`, copies that began earlier continue, and the result also waits for
+        them.
 
         Raises:
             StateChanged: The memory of a tensor was freed meanwhile.
@@ -208,33 +211,33 @@ class Snapshot:
         return self._copying
 
     def pin(self, space: MemorySpace) -> PinnedMemory:
-        """Pin the memory, once, for transfers from this space. Pinning takes as long as several copies."""
+        """Pin the memory for transfers from this space. This is done only once, because it takes as long as copies."""
         if self._pinned is None:
             self._pinned = space.pin(self._memory)
         return self._pinned
 
     def _settle(self) -> None:
-        """Wait for copies of devices that an error, or a saver's end, left running. They write to this memory."""
+        """Wait for copies of devices that are still running after an error. They write to this memory."""
         copying, self._copying = self._copying, None
         if copying is not None:
             with suppress(RuntimeError):  # an error of the device, after which the copies have also ended
                 copying.wait()
 
     def close(self) -> None:
-        """Free the memory in this process. A saver that has it keeps it."""
+        """Free the memory in this process. A saver that has received the snapshot keeps the memory."""
         if self.fd >= 0:
-            # The descriptor is removed first: a second `close` could close a file that another thread has just opened
+            # The attribute is reset first: a second `close` could close a file that another thread has just opened
             # under the same number.
             fd, self.fd = self.fd, -1
             os.close(fd)
             self._settle()
-            if self._pinned is not None:  # before unmapping: otherwise the driver would use pages that were freed
+            if self._pinned is not None:  # unpinned before unmapping, because the driver uses the pinned pages
                 self._pinned.close()
                 self._pinned = None
             self._memory.release()
 
     def let_go(self) -> None:
-        """Close the descriptor. The memory is freed with its last user, such as a thread that a fork left behind."""
+        """Close the descriptor. The memory is freed when no object refers to it any more."""
         if self.fd >= 0:
             fd, self.fd = self.fd, -1
             os.close(fd)
@@ -252,8 +255,8 @@ class SnapshotPool:
         """Return the smallest kept snapshot of at least `nbytes`, or free all kept ones and allocate a new one."""
         if (free := self.take_free(nbytes)) is not None:
             return free
-        # The kept snapshots are all too small. They are freed first, so that the host does not need memory for them and
-        # the new one at the same time.
+        # All kept snapshots are too small. They are freed first, so that the host does not need memory for old and new
+        # snapshots at the same time.
         self.drop_above(0)
         return Snapshot(nbytes)
 
@@ -264,7 +267,7 @@ class SnapshotPool:
             fitting = [snapshot for snapshot in self._free if snapshot.nbytes >= nbytes]
             if not fitting:
                 return None
-            # The smallest is used, so that a large one remains for the next large state.
+            # The smallest snapshot is used, so that a large one remains for the next large state.
             best = min(fitting, key=lambda snapshot: snapshot.nbytes)
             self._free.remove(best)
             return best
@@ -279,10 +282,10 @@ class SnapshotPool:
             one.close()
 
     def give(self, snapshot: Snapshot, most: int) -> None:
-        """Keep a snapshot, and free the oldest ones above the number `most`. After `close`, free all snapshots."""
+        """Keep a snapshot, and free the oldest snapshots if there are more than `most`. After `close`, free all."""
         with self._mutex:
             self._free.append(snapshot)
-            # The newest are kept, because they have the size of the last state.
+            # The newest snapshots are kept, because they have the size of the last state.
             over = self._free[:] if self._is_closed else self._free[:-most]
             del self._free[: len(over)]
         for one in over:
@@ -290,7 +293,7 @@ class SnapshotPool:
 
     def close(self) -> None:
         """Free the memory of all snapshots. A save that ends later frees its snapshot, unless a new save has begun."""
-        # A save may end after its store was closed, and no later save would use its memory.
+        # A save may end after its store was closed. No later save would use the memory of this save.
         with self._mutex:
             self._is_closed = True
         self.drop_above(0)
@@ -304,7 +307,7 @@ class SnapshotPool:
 def _copies(
     pairs: Iterable[tuple[ByteSource | RangeSource, SnapshotSpan]], whole: memoryview
 ) -> list[Callable[[], None]]:
-    """Return work items of about equal size: parts of large sources, and groups of small ones."""
+    """Return jobs of about equal size: parts of large sources, and groups of small sources."""
     work: list[Callable[[], None]] = []
     few: list[tuple[ByteSource | RangeSource, SnapshotSpan]] = []
     few_bytes = 0
@@ -317,7 +320,8 @@ def _copies(
             copy(source, place, 0, place.nbytes)
 
     for source, place in pairs:
-        # Small sources are grouped: for thousands of them, a closure and a lock each would take longer than the copies.
+        # Small sources are grouped, because a closure and a lock for each of thousands of small sources would take
+        # longer than the copies.
         if place.nbytes < _PART_BYTES:
             few.append((source, place))
             few_bytes += place.nbytes
@@ -334,7 +338,7 @@ def _copies(
 
 
 def _in_parallel(work: list[Callable[[], None]]) -> list[BaseException]:
-    """Run all work in this thread and, if possible, another; return the errors when both are done."""
+    """Run all jobs in this thread and, if possible, in another one. Return the errors when both have ended."""
     waiting = iter(work)
     mutex = threading.Lock()
     errors: list[BaseException] = []
@@ -356,7 +360,7 @@ def _in_parallel(work: list[Callable[[], None]]) -> list[BaseException]:
             thread.start()
     except RuntimeError:  # "can't start new thread": this thread does all of the work
         pass
-    # This thread must continue to `join`: otherwise the other thread could write to memory that was freed.
+    # This thread must continue to `join`. Otherwise, the other thread could write to memory that was freed.
     except BaseException as error:  # noqa: BLE001 - Ctrl-C: because of the error, no thread takes more work
         errors.append(error)
     take()

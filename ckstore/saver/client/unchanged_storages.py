@@ -1,9 +1,9 @@
-"""The data that a background save does not copy, because it has not changed since the previous checkpoint.
+"""Find the data that a background save need not copy, because it has not changed since the previous checkpoint.
 
-A storage is kept, that is, not copied, if the caller names all tensors in it as unchanged, or its fingerprint on the
-device is unchanged. The previous save of the run must also have these tensors with the same names, dtypes and shapes.
-It must have succeeded, and its result must be known. Each save copies a share of the kept data, so that the saver can
-compare the digests; see `IN_SAVES`.
+A storage is *kept*, which means that it is not copied, if the caller names all tensors in it as unchanged, or if its
+fingerprint on the device is unchanged. The previous save of the run must also have these tensors with the same names,
+dtypes and shapes. This save must have succeeded, and its result must be known. Each save copies a share of the kept
+data, so that the saver can compare the digests (see `IN_SAVES`).
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ Fingerprints = Mapping[int, bytes]
 """Index of a storage -> its fingerprint, which shows changes on its device (`tensors/device/fingerprint`)."""
 NO_FINGERPRINTS: Fingerprints = MappingProxyType({})
 _SEEN_SHARE = 0.005
-"""The share that each save compares of the data that is kept because of fingerprints only.
+"""Each save compares this share of the data that is kept only because of its fingerprints.
 
 It is equal to the share of existing blobs that a save reads again (docs/adr/0010).
 """
 IN_SAVES = 32
-"""Within this number of saves, each chunk that the caller names as unchanged is compared once."""
+"""Each chunk that the caller names as unchanged is compared once within this number of saves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +40,14 @@ class UnchangedNames:
 
     # Returns whether the value with a name is unchanged since the previous save. None if the caller names nothing.
     selects: Callable[[str], bool] | None
-    chunk_bytes: int  # size of the chunks of the store
+    chunk_bytes: int  # the size of the chunks of the store
 
     def names_in(self, captured: Captured) -> set[str]:
         """Return the names in a state that the caller names as unchanged."""
         if self.selects is None:
             return set()
         names = {leaf.name for leaf in captured.leaves if self.selects(leaf.name)}
-        # Otherwise a misspelt name would silently cause everything to be copied.
+        # Without this check, a misspelled name would silently cause everything to be copied.
         if captured.leaves and not names:
             some = ", ".join(leaf.name for leaf in captured.leaves[:3])
             msg = f"unchanged= selects none of the {len(captured.leaves)} tensors of the state"
@@ -62,8 +62,8 @@ class Base:
     step: int
     id: str
     leaves: dict[str, LeafRecord]  # its leaves, by name
-    sizes: tuple[int, ...]  # of its storages, in bytes
-    copied_steps: tuple[int, ...]  # for each of its storages, the step for which it was last copied completely
+    sizes: tuple[int, ...]  # the sizes of its storages, in bytes
+    copied_steps: tuple[int, ...]  # for each storage, the step for which the storage was last copied completely
     fingerprints: Fingerprints  # of its storages that were on a device
     own_blobs: bool  # see `Captured`
 
@@ -85,7 +85,7 @@ class Base:
                 continue
             old_storage = self._storage_of(leaves)
             nbytes = captured.sources[storage].nbytes
-            # A smaller tensor is in a pack, and has no blob of its own that could be claimed.
+            # A smaller tensor is in a pack, so there is no blob of only this tensor that a save could claim.
             if old_storage is None or nbytes != self.sizes[old_storage] or nbytes < below:
                 continue
             if not is_named:
@@ -111,20 +111,20 @@ class SnapshotPlan:
     """The places of a state in a snapshot."""
 
     places: tuple[SnapshotSpan, ...]  # of each of its storages
-    kept: ReusedStorage | None  # the storages of an earlier checkpoint that are reused, if any
+    kept: ReusedStorage | None  # the storages of an earlier checkpoint that are reused; None if there are none
     # The parts of reused storages that are copied for comparison, and their places.
     parts: tuple[RangeSource, ...]
     part_places: tuple[SnapshotSpan, ...]
-    nbytes: int  # size of the snapshot
+    nbytes: int  # the size of the snapshot
 
 
 @dataclass(slots=True)
 class UnchangedBases:
-    """For each run, the checkpoint from which the next save can reuse data. Called with the queue's lock.
+    """Keeps, for each run, the checkpoint from which the next save can reuse data. Callers hold the lock of the queue.
 
-    A call names data that is unchanged since the previous call. If that call saved nothing, for example because it was
-    skipped, only data named by both calls is unchanged since the last save. `_since` records the names that all calls
-    since then have in common.
+    A call names data that is unchanged since the previous call. If the previous call saved nothing, for example because
+    it was skipped, only data that both calls name is unchanged since the last save. `_since` has the names that all
+    calls since the last save have in common.
     """
 
     _bases: dict[str, Base] = field(default_factory=dict)
@@ -141,17 +141,18 @@ class UnchangedBases:
         self._since.pop(order.run, None)
 
     def not_saved(self, run: str, names: set[str]) -> None:
-        """Record that a call saved nothing. `names` is the data that it named as unchanged."""
+        """Record that a call saved nothing. `names` is the data that the call named as unchanged."""
         # After several calls that saved nothing, only data that all of them name has certainly not changed.
         self._since[run] = names & self._since.get(run, names)
 
     def ended(self, order: Order, saved: CheckpointInfo, fingerprints: Fingerprints = NO_FINGERPRINTS) -> None:
-        """Record that a save has succeeded. With ``keep`` it may have kept an existing checkpoint with other bytes."""
+        """Record that a save has succeeded."""
         kept = {} if order.kept is None else order.kept.storages
         compared = self._compared.setdefault(order.run, {})
         for sample in () if order.kept is None else order.kept.samples:
             compared[order.places[sample.storage].name, sample.start] = order.number
-        # After a later order, "unchanged" refers to that one. With `keep`, the checkpoint may have other bytes.
+        # After a later order, "unchanged" refers to the later save. With ``if_exists="keep"``, the result may be an
+        # existing checkpoint with other bytes.
         if self._asked.get(order.run) != order.number or order.if_exists == "keep":
             return
         self._bases[order.run] = Base(
@@ -174,19 +175,19 @@ class UnchangedBases:
         fingerprints: Fingerprints = NO_FINGERPRINTS,
         first: Sequence[int] = (),
     ) -> SnapshotPlan:
-        """Return the places of a state; `unchanged` is the caller's claim, and `names` are the names that it selects.
+        """Return the places of a state in a snapshot. `names` are the names that `unchanged` selects.
 
-        If `last_parents` shows that another call has saved to the run or loaded from it since the base, the caller
-        means another checkpoint, and nothing is reused. `first` are storages that are copied in any case, in the order
-        of their places.
+        If `last_parents` shows that another call has saved to the run or loaded from it since the base, "unchanged"
+        refers to another checkpoint, and nothing is reused. `first` are storages that are copied in any case, in the
+        order of their places.
         """
         base = self._bases.get(order.run)
         if (
             unchanged is None
             or base is None
-            # Another call has saved or loaded this run since, so "unchanged" does not refer to the base.
+            # Another call has saved or loaded this run afterwards, so "unchanged" does not refer to the base.
             or last_parents.get(order.run, LOST).id != base.id
-            or order.step == base.step  # this save replaces the base, perhaps before another saver retries the save
+            or order.step == base.step  # this save replaces the base, which another saver may need for a retry
         ):
             places, nbytes = places_of(captured.sources, (), first)
             return SnapshotPlan(places, None, (), (), nbytes)
@@ -215,11 +216,11 @@ class UnchangedBases:
             for storage in storages
             for start in range(0, captured.sources[storage].nbytes, chunk_bytes)
         ]
-        # The chunks that were compared longest ago come first, so that each is compared within `IN_SAVES` saves.
+        # The chunks that were compared longest ago are first, so that each chunk is compared within `IN_SAVES` saves.
         chunks.sort(key=lambda chunk: compared.get((captured.sources[chunk[0]].name, chunk[1]), -1))
         named = [chunk for chunk in chunks if chunk[0] not in unnamed]
         due = named[: -(-len(named) // IN_SAVES)]
-        # A fingerprint is more reliable than the word of the caller, so a smaller share is compared. Because only whole
+        # A fingerprint is more reliable than a name from the caller, so a smaller share is compared. Because only whole
         # chunks are compared, the share accumulates over several saves until it reaches the size of a chunk.
         seen = [chunk for chunk in chunks if chunk[0] in unnamed]
         credit = self._credit_bytes.get(run, 0.0) + _SEEN_SHARE * sum(chunk[2] for chunk in seen)

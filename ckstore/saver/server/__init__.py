@@ -1,1 +1,1 @@
-"""The saver's side. It carries out orders one after another, and saves states from shared memory, without torch."""
+"""The saver's side of background saves. It saves states from shared memory, one after another, without torch."""

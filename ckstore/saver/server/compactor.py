@@ -1,6 +1,6 @@
-"""The process that compacts old checkpoints automatically, using a limited share of a processor, until none is left.
+"""The process that compacts old checkpoints automatically, with a limited share of a processor, until none is left.
 
-A save starts it, like the process that mirrors. A failed compaction is tried again after a later save.
+A save starts this process, like the process that mirrors. A failed compaction is tried again after a later save.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Handles SIGTERM in a process that works during a training: it finishes its current work, within a time limit."""
+"""Handle SIGTERM in a process that works during a training. The process finishes its work within a time limit."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ _LAST_S = 20.0
 
 
 class Ended(SystemExit):
-    """Raised if SIGTERM came while the process had no work, or the time limit is over."""
+    """Raised if SIGTERM arrived while the process had no work, or if the time limit is over."""
 
 
 class Ending:
-    """Whether this process was asked to end.
+    """Records whether this process must end.
 
     Attributes:
-        is_asked: Whether SIGTERM came. The process then waits for no new work, and `Ended` is raised after the time
-            limit.
+        is_asked: Whether SIGTERM has arrived. The process must then wait for no new work. `Ended` is raised after the
+            time limit.
     """
 
     def __init__(self, last_s: float = _LAST_S) -> None:
@@ -28,7 +28,7 @@ class Ending:
         self._last_s = last_s
 
     def begin(self) -> None:
-        """Handle SIGTERM from here on, in the main thread."""
+        """Begin to handle SIGTERM. Call this in the main thread."""
         signal.signal(signal.SIGALRM, self._over)
         signal.signal(signal.SIGTERM, self._asked)
 
@@ -44,14 +44,14 @@ class Ending:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Return a context in which to wait for work. SIGTERM ends it immediately, even if it came before.
+        """Return a context in which to wait for work. SIGTERM ends the wait immediately, even if it arrived before.
 
         Raises:
-            Ended: SIGTERM came.
+            Ended: SIGTERM has arrived.
         """
         self._is_waiting = True
         try:
-            if self.is_asked:  # checked after the line above, since a signal after that line raises by itself
+            if self.is_asked:  # checked after `_is_waiting` is set: for a later signal, `_asked` raises
                 raise Ended(0)
             yield
         finally:

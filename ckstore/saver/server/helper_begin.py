@@ -1,4 +1,4 @@
-"""Begins a process that works on a store during a training and after it."""
+"""Set up a process that works on a store during a training and after it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _NICE = 10
 
 
 def begin(about: str, ending: Ending | None = None) -> Context:
-    """Detach this process so that it outlives the training; open the store that `about` names."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # these are meant for the trainer
+    """Detach this process, so that it outlives the training, and open the store that `about` names."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # these signals are meant for the trainer
         signal.signal(number, signal.SIG_IGN)
     if ending is not None:
         ending.begin()

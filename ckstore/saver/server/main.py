@@ -1,6 +1,6 @@
 """The process of the saver. It carries out one order after another, until the trainer closes its side or ends.
 
-An end of file means that the trainer has ended. Orders that are already in the socket are carried out anyway.
+An end of file means that the trainer has ended. Orders that are already in the socket are still carried out.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from ckstore.saver.server.status_page import Inbox, Reporter
 
 
 def main(fd: int | str) -> None:
-    """Serve the trainer at the other end of a socket; return when no work is left."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # these end the trainer, and then this process ends
+    """Serve the trainer at the other end of a socket. Return when no work is left."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # these signals end the trainer, and so this process
         signal.signal(number, signal.SIG_IGN)
     with socket.socket(fileno=int(fd)) as sock, Inbox(sock) as inbox:
         got = inbox.next()
@@ -47,23 +47,23 @@ def main(fd: int | str) -> None:
 
 def serve(inbox: Inbox, opening: Open, reporter: Reporter) -> None:
     """Open the store and carry out the orders."""
-    with suppress(OSError):  # if a sandbox forbids this, only the training becomes a little slower
-        # The threads of a save wake up after each fsync. Without this, they would take the core from the training each
-        # time.
+    with suppress(OSError):  # if a sandbox forbids this call, the training becomes only a little slower
+        # The threads of a save wake up after each fsync. Without batch scheduling, they would take a core from the
+        # training each time.
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     if opening.nice:
-        os.nice(opening.nice)  # the priority of reads and writes follows
+        os.nice(opening.nice)  # the priority of reads and writes depends on it
     try:
         context = _open(opening, reporter)
     except CkstoreError as error:
-        # Number 0 stands for all orders: without the store none can be carried out.
+        # Number 0 stands for all orders, because no order can be carried out without the store.
         reporter.say(Failed(0, error))
         return
     reporter.say(Started())
     while True:
         reporter.at(0, "idle")
         got = inbox.next()
-        # `next` has first returned all orders that were in the socket before the end, so none is lost.
+        # `next` first returns all orders that were in the socket before the end, so no order is lost.
         if got is None or isinstance(got[0], Close):
             break
         message, descriptors = got
@@ -96,7 +96,7 @@ def _open(opening: Open, reporter: Reporter) -> Context:
 
 
 def _serve_one(context: Context, order: Order, descriptors: list[int], reporter: Reporter) -> bool:
-    """Carry out one order. Return False if the store must be opened again before the next."""
+    """Carry out one order. Return False if the store must be opened again before the next order."""
     try:
         reporter.begin(order)
         reporter.say(Taken(order.number))
@@ -108,7 +108,7 @@ def _serve_one(context: Context, order: Order, descriptors: list[int], reporter:
         return not isinstance(error, UnknownOutcome)
     except (OSError, MemoryError) as error:
         reporter.say(Failed(order.number, _as_error(error, f"saving {order.run}@{order.step}")))
-        # After a MemoryError this process may be in any state, so the next order goes to a fresh one.
+        # After a MemoryError, this process may be in any state, so another process must carry out the next order.
         return isinstance(error, OSError)
     finally:
         for descriptor in descriptors:
@@ -127,7 +127,7 @@ def _as_error(error: OSError | MemoryError, act_name: str) -> CkstoreError:
 def carry_out(context: Context, order: Order, snapshot: int) -> CheckpointInfo:
     """Save the state that the snapshot contains, and return the checkpoint."""
     context.check_is_same_store()
-    # This precedes the lookup of the parent: the trainer may have loaded another checkpoint since the last order.
+    # Update this before the lookup of the parent: the trainer may have loaded another checkpoint since the last order.
     context.known.last_parents.update(order.last_parents)
     about, parent = order.about, named_parent(context, order.parent or order.about.parent, must_be=bool(order.parent))
     if parent is not None:
@@ -135,13 +135,13 @@ def carry_out(context: Context, order: Order, snapshot: int) -> CheckpointInfo:
     is_tried_again = order.step is None and order.tried_step is not None
     request = Request(
         run=order.run,
-        # The previous saver may have published this save at that step. If so, the save finds the same content there,
-        # and succeeds.
+        # The previous saver may have published this save at `tried_step`. If so, the save finds the same content at
+        # this step, and succeeds.
         step=order.step if order.tried_step is None else order.tried_step,
         about=about,
         tags=order.tags,
-        # At a step that the previous saver chose, other content belongs to another process, and is neither replaced nor
-        # returned as the result.
+        # If the step that the previous saver chose has other content, this content belongs to another process. It is
+        # neither replaced nor returned as the result.
         if_exists="error" if is_tried_again else cast("IfExists", order.if_exists),
         patience=order.patience,
         parent=parent,
@@ -153,7 +153,7 @@ def carry_out(context: Context, order: Order, snapshot: int) -> CheckpointInfo:
     except StepExists:
         if not is_tried_again:
             raise
-    # Another process has published at that step, so the previous saver has not.
+    # Another process has published at this step, so the previous saver has not.
     return save_captured(context, captured, replace(request, step=None))
 
 
@@ -162,9 +162,9 @@ def _sources(context: Context, order: Order, snapshot: int) -> tuple[ByteSource,
     kept = order.kept
     samples = () if kept is None else kept.samples
     ends = [place.offset + place.nbytes for place in order.places if place.offset >= 0]
-    # Only the part with the state is mapped: a snapshot that is kept from an earlier save may be larger.
+    # Only the part with the state is mapped, because a snapshot that is kept from an earlier save may be larger.
     end = max((*ends, *(sample.offset + sample.nbytes for sample in samples)), default=0)
-    # It is unmapped when nothing refers to it any more, because a thread of a failed save may still be reading.
+    # The memory is unmapped when no object refers to it any more: a thread of a failed save may still be reading it.
     whole = map_shared(snapshot, end, writable=False) if end else memoryview(b"")
     sources: dict[int, ByteSource] = {
         index: BytesSource(place.name, whole[place.offset : place.offset + place.nbytes])

@@ -1,4 +1,4 @@
-"""The storages of an earlier checkpoint that an order reuses instead of sending their bytes."""
+"""Find the storages of an earlier checkpoint that an order reuses instead of sending their bytes."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def recorded_sources(
     """Return the storages that an order reuses from an earlier checkpoint, by their index.
 
     Args:
-        manifest: The manifest of that checkpoint.
+        manifest: The manifest of the earlier checkpoint.
         order: The order.
-        kept: Which storages are reused.
-        in_hand: For each of these storages, the bytes that the snapshot has, by their start.
+        kept: Describes which storages are reused.
+        in_hand: For each of these storages, the start of each sample in the storage -> its bytes in the snapshot.
     """
     old = {leaf.name: leaf for leaf in manifest.leaves}
     same_form = set(kept.storages)
@@ -65,11 +65,11 @@ def recorded_sources(
 
 
 def _chunks(manifest: Manifest, storage: int) -> tuple[RecordedChunk, ...]:
-    """Return the pieces of a storage in order, or none if their sequence does not form its bytes."""
+    """Return the pieces of a storage in order, or nothing if their concatenation is not the bytes of the storage."""
     record = manifest.storages[storage]
     chunks = []
     end = 0
-    # Tiles of ranks are not in the order of the storage, so a sequence of chunks cannot represent them.
+    # The blocks of ranks are not in the order of the bytes of the storage, so a sequence cannot represent them.
     for extent in () if record.tiling is not None else record.extents:
         blob = manifest.blobs[extent.blob]
         chunks.append(RecordedChunk(end, end + extent.length, extent.piece, blob.digest, blob.nbytes, extent.offset))

@@ -1,7 +1,7 @@
-"""Messages between trainer and saver, and the status page that shows the saver's state to other processes.
+"""Exchange messages with the trainer, and show the state of the saver to other processes on a status page.
 
-The page is an anonymous file in memory that the saver has open. ``ckstore savers`` finds it through /proc, even if the
-disk of the store does not answer. A killed saver leaves nothing behind.
+The page is an anonymous file in memory that the saver has open. ``ckstore savers`` finds the page through /proc, even
+if the disk of the store does not respond. A killed saver leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from ckstore.saver import wire
 
 
 class Inbox:
-    """Messages of the trainer. Orders that arrive while an answer is awaited are kept for later."""
+    """Receives messages from the trainer. Orders that arrive during the wait for an answer are kept for later."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock  # to the trainer
         self._kept: deque[tuple[Message, list[int]]] = deque()
         self._refused: set[int] = set()  # orders that the trainer has cancelled
-        # The end of the trainer is also detected by its process, because a child that it forked may keep the other end
-        # of the socket open for days after its death.
+        # The process of the trainer is also watched, because a child that the trainer forked may keep the other end of
+        # the socket open for days after the trainer has ended.
         self._trainer: int | None = None
         with contextlib.suppress(AttributeError, OSError):  # this Python or kernel has no process descriptors
             self._trainer = os.pidfd_open(os.getppid())  # becomes readable when the trainer ends
@@ -57,18 +57,18 @@ class Inbox:
             got = self._kept.popleft() if self._kept else self._receive()
             if got is None or not isinstance(got[0], Answer):
                 return got
-            self._note(got[0])  # an answer about a later order, or about one that has ended
+            self._note(got[0])  # an answer about a later order, or about an order that has ended
 
     def allows(self, number: int) -> bool:
         """Whether this order may be published: the trainer allows it, or has ended without cancelling it."""
         while number not in self._refused:
             got = self._receive()
-            # The trainer has ended and cannot answer any more. It ordered the save, and has not cancelled it.
+            # The trainer has ended and cannot answer any more. It had ordered the save, and did not cancel it.
             if got is None:
                 return True
             message, descriptors = got
             if not isinstance(message, Answer):
-                # The next order may arrive while the question about this one is open. It is kept for later.
+                # The next order may arrive before the answer. It is kept for later.
                 self._kept.append((message, descriptors))
             elif message.number == number and message.allowed:
                 return True
@@ -96,7 +96,7 @@ class Inbox:
     def _receive(self) -> tuple[Message, list[int]] | None:
         ready = {fd for fd, _ in self._poller.poll()}
         if self.sock.fileno() not in ready:
-            # The trainer may have sent an order and ended between two polls. That order is still carried out.
+            # The trainer may have sent an order after the first poll, and then ended. This order is still carried out.
             ready |= {fd for fd, _ in self._poller.poll(0)}
         if self.sock.fileno() not in ready:
             return None
@@ -106,8 +106,8 @@ class Inbox:
         return got[0], got[1]
 
 
-# The minimum time between two reports of progress. Without it, each chunk would cause a message, and for each message
-# the thread of the trainer would take the GIL.
+# The minimum time between two reports of progress. Without this limit, each chunk would cause a message, and for each
+# message a thread of the trainer would take the GIL.
 _EVERY_S = 0.1
 
 
@@ -136,8 +136,8 @@ class StatusPage:
         if done_bytes is not None:
             self._about |= {"done_bytes": done_bytes, "total_bytes": total_bytes}
         more = {"state": state, "since": time.time()}
-        # The page is written in place and always at its full length, so that others can read it through /proc without a
-        # lock, and without the help of a frozen saver.
+        # The page is written in place and always at its full length, so that other processes can read it through /proc
+        # without a lock, even if the saver is frozen.
         os.pwrite(self._fd, json.dumps({**self._about, **more}).encode().ljust(STATUS_BYTES)[:STATUS_BYTES], 0)
 
 
@@ -147,7 +147,7 @@ class Reporter(SaveWatch):
     def __init__(self, inbox: Inbox, store: str) -> None:
         self._inbox = inbox
         self._sock = inbox.sock
-        # Re-entrant: `at` is called inside other methods that hold it.
+        # The lock is re-entrant, because methods that hold it call `at`.
         self._mutex = threading.RLock()
         self._page = StatusPage(store)
         self._number = self._done = self._total = 0
@@ -175,7 +175,7 @@ class Reporter(SaveWatch):
 
     def say(self, message: Message) -> None:
         """Send a message to the trainer, if it has not ended."""
-        # If the trainer is dead, the save continues, and still becomes durable.
+        # If the trainer has ended, the save still continues and becomes durable.
         with contextlib.suppress(OSError), self._mutex:
             wire.send(self._sock, message)
 
@@ -203,7 +203,8 @@ class Reporter(SaveWatch):
     def syncing(self) -> None:
         """Report as `SaveWatch` describes."""
         with self._mutex:
-            # Blobs that the store already had are not counted otherwise, so the progress would stop short of its end.
+            # `hashed` is not called for small pieces that the store already has. Without this line, the progress would
+            # not reach the total.
             self._done = self._total
             self.at(self._number, "syncing")
 
@@ -220,7 +221,7 @@ class Reporter(SaveWatch):
         self.at(self._number, "just committed")
 
     def pause(self, seconds: float, is_over: Callable[[], bool]) -> None:
-        """Pause as `SaveWatch` describes; ends immediately if the trainer cancels the save."""
+        """Pause as `SaveWatch` describes. The pause ends immediately if the trainer cancels the save."""
         number = self._number
         with self._mutex:
             self._done = 0  # the next try starts at the first byte
@@ -229,7 +230,7 @@ class Reporter(SaveWatch):
         def is_over_or_refused() -> bool:
             if time.monotonic() - self._told_at >= _EVERY_S:
                 with self._mutex:
-                    self._tell()  # a sign of life, so that the pausing process is not taken for stuck
+                    self._tell()  # a sign of life, so that the pausing process is not considered stuck
             return self._inbox.is_refused(number) or is_over()
 
         pause(seconds, is_over_or_refused)
@@ -241,5 +242,5 @@ class Reporter(SaveWatch):
         self._page.at(self._state, self._done, self._total)
         if by_socket:
             with contextlib.suppress(OSError):
-                # This does not wait: by the time the socket accepts a delayed status, it would be outdated.
+                # This call does not wait: a delayed status would be outdated when the socket accepts it.
                 wire.send(self._sock, Status(self._number, self._state, self._done, self._total), wait=False)
