@@ -1,4 +1,4 @@
-"""Memory for direct reads and writes."""
+"""Allocate memory for direct reads and writes."""
 
 from __future__ import annotations
 

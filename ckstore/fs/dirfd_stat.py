@@ -4,14 +4,14 @@ This is rule N of the design (docs/protocol.md, "Places in a store").
 
 A user who may write to a store can replace any directory in it by a symlink or a mounted filesystem at any moment. So
 the kernel never gets a path with more than one component below the root of the store. `at` opens one directory after
-another with ``O_NOFOLLOW`` and checks that each is on the filesystem of the store. It returns the descriptor of the
+another with ``O_NOFOLLOW`` and checks that each is on the filesystem of the store. `at` returns the descriptor of the
 last directory and the name in it. A place has a separate type, `StorePath`, which no function of ``os`` accepts.
 
 Go's ``os.Root`` and cap-std's ``Dir`` work in the same way.
 
-A file that root creates in a store gets the owner of its directory. Otherwise a save by root (sudo, a container without
-``--user``) would leave files in a user's private store that this user can neither read nor free. Root changes the owner
-of each file immediately after creating it. The alternatives, `seteuid` and `setfsuid`, would prevent reads of files
+A file that root creates in a store gets the owner of its directory. Otherwise, a save by root (sudo, a container
+without ``--user``) would leave files in a user's private store that this user can neither read nor free. Root changes
+the owner of each file immediately after creating it. The alternatives, `seteuid` and `setfsuid`, would prevent reads of files
 that only root may read. `seteuid` would also remove the rights of root from every thread of the training.
 """
 

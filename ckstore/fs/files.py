@@ -23,7 +23,7 @@ from ckstore.fs.dirfd_stat import AnyPath, StorePath, at, close_quietly, open_at
 
 BLOB_MODE = 0o444
 
-_APPEND = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # does not wait for a pipe's reader
+_APPEND = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # does not wait for a reader of a pipe
 # If another user created a file or symlink with the name, O_EXCL and O_NOFOLLOW make the open fail (rule N).
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 # The maximum size of one write. Linux writes at most 2 GiB at once. Signals are handled between two writes.
@@ -66,8 +66,8 @@ def opened(path: AnyPath, flags: int, mode: int = 0o600, *, dir_fd: int | None =
 
 def open_to_read(path: AnyPath, *, dir_fd: int | None = None, flags: int = 0) -> int:
     """Return a descriptor for reading. A symlink is not followed, and a pipe does not block."""
-    # If a process has a lease on the file, this call waits until the lease ends. A lease of gc lasts some microseconds,
-    # and one of another program lasts at most the kernel's ``fs.lease-break-time``.
+    # If a process has a lease on the file, this call waits until the lease ends. A lease of gc lasts some microseconds.
+    # A lease of another program lasts at most the kernel's ``fs.lease-break-time``.
     flags |= os.O_RDONLY | os.O_NOFOLLOW
     try:
         # Without O_NONBLOCK, a pipe that another user created at the path would block the process forever.
@@ -94,7 +94,7 @@ def open_regular(path: AnyPath, *, dir_fd: int | None = None) -> int:
 def open_with_status(path: AnyPath, *, dir_fd: int | None = None) -> tuple[int, os.stat_result]:
     """Return a descriptor like `open_regular`, and the status of the file."""
     try:
-        # The status is read from the open descriptor, because the name may get another file between two calls.
+        # The status is read from the open descriptor, because the name may refer to another file in a later call.
         fd = open_to_read(path, dir_fd=dir_fd)
     except OSError as error:
         if error.errno in _NO_FILE:
@@ -349,7 +349,10 @@ def opened_directory(path: AnyPath) -> Iterator[int]:
 
 
 def mode_in(dir_fd: int) -> int:
-    """Return the mode for a changeable file: read and write for the owner, and as in its directory for all others."""
+    """Return the mode for a changeable file in a directory. Only the owner may always read and write the file.
+
+    All others may read and write the file if they may read and write the directory.
+    """
     return 0o600 | stat.S_IMODE(os.fstat(dir_fd).st_mode) & 0o666
 
 
@@ -433,7 +436,7 @@ def is_cached(fd: int, offset: int) -> bool:
     # byte in the background.
     try:
         return os.preadv(fd, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
-    except OSError:  # EAGAIN if the byte is not cached; other errors are left to the read that follows
+    except OSError:  # EAGAIN if the byte is not cached; the next read of the caller reports other errors
         return False
 
 

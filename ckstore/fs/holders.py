@@ -175,7 +175,7 @@ def _descriptors(pid: int, look_closer: Wanted) -> Iterator[_Hold]:
                 yield from _registered(pid, number, look_closer)
             if target.startswith(_NO_FILES):
                 continue
-            # Reading the inode number does not access the filesystem of the file. Before Linux 5.14, it is missing.
+            # Reading the inode number does not access the filesystem of the file. Linux shows the number since 5.14.
             match = _INFO_INODE.search(_read(f"/proc/{pid}/fdinfo/{number}"))
             if not look_closer(int(match[1]) if match else None, target):
                 continue

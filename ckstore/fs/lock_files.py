@@ -1,9 +1,9 @@
 """Lock regular files, because other hosts see these locks. NFS, Lustre and FUSE lock directories only within one host.
 
 A lock is a `flock`. NFS converts it to a lock on its server (flock(2)). CephFS, and Lustre with ``flock``, pass it to
-the server. With ``nolock`` or ``local_lock``, it works only within one host, without an error. The file remains when
-the lock ends. A process that locks the file exclusively writes a mark into the file. The mark shows later whether the
-lock was lost. The reasons are in docs/adr/0016-lock-files.md.
+the server. With ``nolock`` or ``local_lock``, a lock works only within one host, without an error. The file remains
+when the lock ends. A process that locks the file exclusively writes a mark into the file. The mark shows later whether
+the lock was lost. The reasons are in docs/adr/0016-lock-files.md.
 """
 
 from __future__ import annotations

@@ -347,7 +347,7 @@ def _opened_up(name: str, dir_fd: int) -> bool:
 
 
 def _umask() -> int:
-    """Return the umask without changing it, because other threads may create files at the same time."""
+    """Return the umask, if possible without changing it, because other threads may create files at the same time."""
     with open("/proc/self/status", encoding="utf-8", errors="surrogateescape") as lines:
         for line in lines:
             if line.startswith("Umask:"):

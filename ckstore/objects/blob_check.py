@@ -98,7 +98,7 @@ def _check_open(
             return _all_bad(problem, pieces)
         bad = {piece: problem for piece in pieces if _compare(file, piece, how)}
         return Checked(problem, bad, sum(piece[2] for piece in pieces), absent=True)
-    # Only a blob that is read completely may be stamped, because one correct part does not prove that all are correct.
+    # Only a blob that is read completely may be stamped, because one correct part does not prove that others are.
     if how.may_touch and whole and not blobs.looks_untouched(status, blob.nbytes):
         checked = _check_touched(file, blob, pieces, how)
     else:

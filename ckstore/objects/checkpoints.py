@@ -130,7 +130,7 @@ def may_lack_blobs(path: StorePath) -> bool:
 
 
 def holder_names_at(path: StorePath) -> tuple[str, ...]:
-    """Return the names of the remotes that have the blobs which the directory of a checkpoint lacks."""
+    """Return the names of the remotes that have the evicted blobs of the checkpoint in this directory."""
     return tuple(holder.name for holder in holders_at(path))
 
 
@@ -281,7 +281,7 @@ def manifest_in(dir_fd: int, path: AnyPath, hash_prefix: str = "") -> tuple[Mani
 
 
 def plain_in(dir_fd: int, path: AnyPath) -> Callable[[], bytes]:
-    """Return a function that reads the plain manifest of a compacted checkpoint. It raises if the file is missing."""
+    """Return a function that reads the plain manifest of a compacted checkpoint, or raises if it is missing."""
 
     def read() -> bytes:
         try:

@@ -127,7 +127,7 @@ class Collector:
     # ------------------------------------------------------------------------------- entries of trash
 
     def empty(self, names: Sequence[str] | None = None) -> None:
-        """Delete the entries of ``trash/`` that are not in use. If `names` is given, delete only entries with them.
+        """Delete the entries of ``trash/`` that are not in use. If `names` is given, delete only these entries.
 
         If an entry cannot be deleted, it is recorded in `Collected.failed`, and the other entries are still deleted.
 
@@ -182,7 +182,7 @@ class Collector:
             return
         with lock:
             entries, folders = _contents(lock)
-            # Free last links first: they need no update of the catalog, and on a full disk they make room for one.
+            # Free last links first. This needs no update of the catalog, and on a full disk it makes room for one.
             lasts, others = _split(entries)
             self._free(lasts)
             # Update the catalog before other names are removed, so that the next gc finds these digests if this process

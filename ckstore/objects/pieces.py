@@ -373,7 +373,7 @@ class PieceMaps:
             return None
         try:
             return self._map(extents, what)
-        except UNREADABLE:  # the caller reads the storage into memory, with a download, a repair, or the same error
+        except UNREADABLE:  # the caller reads the storage into memory, which repairs it or raises the error again
             return None
 
     def _map(self, extents: Sequence[Extent], what: str) -> memoryview | None:

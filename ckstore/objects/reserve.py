@@ -29,7 +29,7 @@ _PLENTY = 16
 """The reserve is created or enlarged only if this many times its size is free, so it never takes the last bytes."""
 # The maximum wait until the released space is free. gc then continues anyway: another process may have taken the space.
 _SETTLE_S = 2.0
-# The filesystem is synced only after this time, because a sync makes every program on it wait.
+# The filesystem is synced only after this time, because a sync makes all programs that use the filesystem wait.
 _SYNC_AFTER_S = 0.05
 _PAUSE_S = 0.005
 

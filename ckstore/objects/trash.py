@@ -118,14 +118,14 @@ def may_purge(path: StorePath) -> bool:
 
 
 def waiting_blobs(layout: Layout, *, purge: bool = False) -> set[str]:
-    """Return the digests of blobs in entries of trash whose undo window is not over. They cannot be freed yet."""
+    """Return the digests of blobs in entries of trash whose undo window is not over. gc cannot free these blobs yet."""
     return {
         digest for folder in waiting_folders(layout, purge=purge) for digest in names_in(folder) if is_digest(digest)
     }
 
 
 def waiting_folders(layout: Layout, *, purge: bool = False) -> list[StorePath]:
-    """Return the blob directories of entries whose undo window is not over. With `purge`, exclude this user's."""
+    """Return the blob directories of entries whose undo window is not over. With `purge`, omit entries of this user."""
     names = names_in(layout.trash)
     return [layout.trash / name / BLOBS for name in names if _stays(layout.trash / name, purge=purge)]
 

@@ -31,7 +31,7 @@ class RankIdentity:
     # The number of this rank, and the number of ranks.
     rank: int
     world_size: int
-    attempt: str  # the name of the try, the same on all ranks
+    attempt: str  # the name of the attempt, the same on all ranks
     # The process.
     host: str
     pid: int

@@ -74,7 +74,7 @@ def check_able(
 def try_links(staging: StorePath, others: Sequence[StorePath]) -> None:
     """Test the hardlinks and renames that a store needs, and whether the filesystem distinguishes case in names.
 
-    Otherwise, the names of two runs or two tags could mean the same file.
+    Without this distinction, the names of two runs or two tags could refer to the same file.
     """
     # The test uses a new directory in `staging`, and locks it as a save does, so that no process sweeps it during the
     # test. `remove_leftovers` relies on this: a name without such a directory is a leftover of a killed process.

@@ -1,1 +1,1 @@
-"""The small documents of a store and its checkpoints: annotations, pins, marks of damage, times of verification."""
+"""Read and write small documents of a store and its checkpoints: annotations, pins, marks, times of verification."""

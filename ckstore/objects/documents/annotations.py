@@ -1,4 +1,4 @@
-"""The file ``annotations.json`` of a checkpoint. Source: docs/format/v1.md, "annotations.json"."""
+"""Read and extend the file ``annotations.json`` of a checkpoint. Source: docs/format/v1.md, "annotations.json"."""
 
 from __future__ import annotations
 

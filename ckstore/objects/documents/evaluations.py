@@ -36,7 +36,7 @@ class Running:
 
     name: RecordName
     says: Evaluation | None  # the content of the record; None if it cannot be read
-    since: float  # when it began, in seconds since 1970
+    since: float  # the time at which the evaluation began, in seconds since 1970
     # Whether the lock of the record is held. If not, the evaluator is on another host, whose locks may not be visible
     # on this host.
     is_locked: bool

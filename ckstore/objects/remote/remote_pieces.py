@@ -17,8 +17,8 @@ If the last argument is True, the cache is bypassed. The function returns how ma
 cannot fill the memory.
 """
 
-# The maximum size of one request. In the latency of a request, a few hundred KiB can be transferred. So larger requests
-# would take memory and save almost no time.
+# The maximum size of one request. The latency of a request corresponds to the transfer time of a few hundred KiB, so
+# larger requests would take memory and save almost no time.
 _RUN_BYTES = 8 * 2**20
 # The padding between two pieces of a pack is smaller than this, and is downloaded. A larger gap is downloaded only if
 # it is a small share of the wanted bytes.

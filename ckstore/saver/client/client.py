@@ -135,7 +135,7 @@ class Client:
             placed = bases.place(captured, order, unchanged, names, last_parents, fingerprints, first)
         snapshot = ahead.take(placed.nbytes) if first else None
         if placed.kept is not None and names:
-            # Since frozen weights are no longer copied, earlier snapshots are many times too large, so their memory is
+            # If frozen weights are not copied any more, earlier snapshots are many times too large. Their memory is
             # returned to the host.
             self._queue.pool.drop_above(2 * Snapshot.size_for(placed.nbytes))
         if snapshot is None:

@@ -98,7 +98,7 @@ class SaverKeeper:
             msg = f"{savers} that were killed have not ended: they wait for the disk"
             raise SaveFailed(msg, hint="nothing was saved; save again when the storage of the store answers")
         # The thread that reads the messages of the saver is started before `Open` is sent. Otherwise, a failure of the
-        # saver would only be noticed as a stall.
+        # saver would be noticed only as a stall.
         self.process = process = self._watched()
         self._closing = False
         self._is_new = True

@@ -1,4 +1,4 @@
-"""A background save, as its caller uses it."""
+"""Let the caller of a background save watch it, wait for it, and cancel it."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class PendingSave:
         """Wait until the saver has the snapshot. Afterwards, the save completes even if this process ends.
 
         Returns:
-            Whether the saver has the snapshot. False after `timeout_s`. Without `timeout_s`, the call waits as long as
+            Whether the saver received the snapshot within `timeout_s`. Without `timeout_s`, the call waits as long as
                 the saver makes progress.
 
         Raises:

@@ -23,7 +23,8 @@ _START = (
     "import json,sys; mark,entry,about,path=sys.argv[1:5]; sys.path[:]=json.loads(path); "
     "import importlib; importlib.import_module(entry).main(about)"
 )
-# How much of the end of the saver's output a message quotes. A longer traceback would bury the message.
+# The number of bytes that a message quotes from the end of the saver's output. A longer traceback would bury the
+# message.
 _LAST_LINES_BYTES = 2000
 # The maximum wait for the end of a process whose socket was closed. The end usually takes some milliseconds, but a
 # process that waits for a frozen disk never ends.
@@ -157,7 +158,7 @@ def start(entry: str, about: str, said: int, pass_fds: Sequence[int] = ()) -> su
         stdout=said,
         stderr=said,
         pass_fds=pass_fds,
-        cwd="/",  # so that the process keeps no filesystem from being unmounted
+        cwd="/",  # so that the process does not prevent the unmounting of another filesystem
         start_new_session=True,  # only the trainer gets Ctrl-C and a hang-up of the terminal
     )
     with _children_mutex:

@@ -59,7 +59,7 @@ class Parents:
             return
         before = self._told.get(saved.run)
         self._told[saved.run] = after
-        if self._known.get(saved.run) == before:  # otherwise a load was made after this save
+        if self._known.get(saved.run) == before:  # otherwise, a load was made after this save
             self._known[saved.run] = after
 
     def for_new_saver(self, news: Mapping[str, Parent]) -> dict[str, Parent]:
@@ -101,7 +101,7 @@ class SaveQueue:
         self.changed = threading.Condition()  # the lock of all attributes, and the condition that callers wait for
         self.saves: list[Save] = []  # in the order of the calls; only the first save can have begun
         self.pool = SnapshotPool()  # the unused snapshots
-        self.parents = Parents()  # the parents of the next checkpoints that the saver knows
+        self.parents = Parents()  # the parents for the next saves, as far as the saver knows them
         self.bases = UnchangedBases()  # the checkpoints from which unchanged tensors can be reused
         self.limits = SaverLimits()  # the limits of the last save
         self._on_ended = on_ended

@@ -42,7 +42,8 @@ class Save:
     copying: Transfers | None = None
     # The encoded order, prepared while the state was copied. Empty if it was not prepared, or if the order has changed.
     order_bytes: bytes = b""
-    fingerprints: Fingerprints = field(default_factory=dict)  # of the storages on devices, when they were copied
+    # The fingerprints of the storages on devices, at the time of the copy.
+    fingerprints: Fingerprints = field(default_factory=dict)
 
     def again(self) -> None:
         """Prepare the save for another saver."""

@@ -1,6 +1,6 @@
 """Find the savers of a store through /proc, by the status page that each saver has open.
 
-Processes of other users may have any file as such a page, so a page is accepted only if it is a valid status.
+The page of another user's process may have any content, so a page is accepted only if it is a valid status.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def started_at(pid: int) -> int:
 
 
 def status_at(pid: int) -> SaverStatus | None:
-    """Return the status page of a process that this one started, or None if it has ended or has no page yet."""
+    """Return the status page of a child process, or None if the child has ended or has no page yet."""
     return _status(_PROC / str(pid))
 
 
@@ -70,7 +70,7 @@ def _status(folder: Path) -> SaverStatus | None:
                     pages.append(fd)
         for _ in range(_TRIES if pages else 0):
             status = _parsed(int(folder.name), _start_of(pages[0], STATUS_BYTES))
-            if status is not None:  # otherwise the page was read during a change
+            if status is not None:  # otherwise, the page was read during a change
                 return status
     except OSError:  # the process has ended, or belongs to another user
         pass

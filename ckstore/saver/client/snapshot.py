@@ -50,7 +50,7 @@ def aligned(nbytes: int) -> int:
 
 
 def _grain(nbytes: int) -> int:
-    # The saver writes a large storage from the snapshot by direct I/O, which requires alignment to whole pages.
+    # The saver writes a large storage from the snapshot with direct I/O, which requires alignment to whole pages.
     return GRAIN_BYTES if nbytes >= SMALL_BELOW_BYTES else _ALIGNMENT
 
 
@@ -211,7 +211,7 @@ class Snapshot:
         return self._copying
 
     def pin(self, space: MemorySpace) -> PinnedMemory:
-        """Pin the memory for transfers from this space. This is done only once, because it takes as long as copies."""
+        """Pin the memory for transfers from this space, but only once: pinning takes as long as several copies."""
         if self._pinned is None:
             self._pinned = space.pin(self._memory)
         return self._pinned

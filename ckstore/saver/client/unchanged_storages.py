@@ -64,7 +64,7 @@ class Base:
     leaves: dict[str, LeafRecord]  # its leaves, by name
     sizes: tuple[int, ...]  # the sizes of its storages, in bytes
     copied_steps: tuple[int, ...]  # for each storage, the step for which the storage was last copied completely
-    fingerprints: Fingerprints  # of its storages that were on a device
+    fingerprints: Fingerprints  # the fingerprints of its storages that were on a device
     own_blobs: bool  # see `Captured`
 
     def kept(
@@ -72,7 +72,7 @@ class Base:
     ) -> tuple[dict[int, tuple[int, int]], set[int]]:
         """Return the storages that need not be copied, as `ReusedStorage.storages`, and those that are not named.
 
-        A storage that the caller does not name as unchanged is unchanged if its fingerprint is.
+        A storage that the caller does not name counts as unchanged if its fingerprint is unchanged.
         """
         members: dict[int, list[LeafRecord]] = defaultdict(list)
         for leaf in captured.leaves:
@@ -110,7 +110,7 @@ class Base:
 class SnapshotPlan:
     """The places of a state in a snapshot."""
 
-    places: tuple[SnapshotSpan, ...]  # of each of its storages
+    places: tuple[SnapshotSpan, ...]  # the place of each storage
     kept: ReusedStorage | None  # the storages of an earlier checkpoint that are reused; None if there are none
     # The parts of reused storages that are copied for comparison, and their places.
     parts: tuple[RangeSource, ...]
