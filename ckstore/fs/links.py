@@ -102,7 +102,7 @@ def symlink(pointing_to: str, path: AnyPath) -> None:
 def make_directory(path: AnyPath, *, mode: int | None = None) -> bool:
     """Create one directory. Return False if it exists.
 
-    The directory gets the permissions `mode`, regardless of the umask. If `mode` is None, the directory gets the
+    The directory gets the permissions `mode`, regardless of the umask. Without `mode`, the directory gets the
     permissions of its parent, so that a store is as private or as shared as its root.
     """
     with at(path) as (fd, name):

@@ -75,8 +75,7 @@ class NewTree:
     def make_directory(self, path: str, mode: int | None = None) -> None:
         """Create the directory `path`, relative to the tree. The parents of `path` must exist.
 
-        `publish` gives the directory the permissions `mode`. If `mode` is None, it uses 0o777 without the bits of the
-        umask.
+        `publish` gives the directory the permissions `mode`, or by default 0o777 without the bits of the umask.
         """
         with self._parent(path) as (parent, name):
             os.mkdir(name, _BUILD_MODE, dir_fd=parent)
@@ -86,7 +85,7 @@ class NewTree:
     def create_file(self, path: str, mode: int | None = None) -> Iterator[int]:
         """Create the file `path` and yield a descriptor to write and read it.
 
-        The content is durable at the end of the block. The directory of `path` must exist. If `mode` is None, the
+        The content is durable at the end of the block. The directory of `path` must exist. Without `mode`, the
         permissions are 0o666 without the bits of the umask.
         """
         with self._parent(path) as (parent, name), files.opened(name, _CREATE, dir_fd=parent) as fd:

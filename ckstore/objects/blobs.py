@@ -93,7 +93,7 @@ def verified(path: AnyPath, digest: str, nbytes: int) -> os.stat_result | None:
     """Read a whole blob from the disk. Return its status if its bytes match its digest, otherwise None.
 
     An intact blob is then durable, read-only and stamped. The stamp of a damaged blob is removed, so that no save
-    relies on the blob. If the file has another size, the result is None, and the file is not read.
+    relies on the blob. A file of another size is not read, and the function returns None.
     """
     with files.opened_to_read(path) as fd:
         before = os.fstat(fd)

@@ -322,7 +322,7 @@ class Layout:
         }
 
     def tag_texts(self, names: Sequence[str] | None = None) -> dict[str, str | None]:
-        """Return name -> target of each symlink in ``refs/``, or only of `names`. The target of other files is None."""
+        """Return name -> target of each symlink in ``refs/``, or only of `names`. Other files have the target None."""
         try:
             return dirfd_stat.symlink_texts(self.refs, names)
         except (FileNotFoundError, NotADirectoryError):  # a copy of the store may lack empty directories

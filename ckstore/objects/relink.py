@@ -98,7 +98,7 @@ class Relinker:
         return _inode(mine) != right and self._put_right(name, blob.digest, right)
 
     def _find_right(self, blob: BlobRecord, name: StorePath) -> Inode | None:
-        """Give an intact file the canonical name, and return its inode, or None if no file is intact."""
+        """Link an intact file to the canonical name, and return its inode, or None if no file is intact."""
         canonical = self._layout.blob(blob.digest)
         # Check the canonical file first: if it is intact, most names are already linked to it.
         found = self._verify(canonical, blob)
@@ -127,7 +127,7 @@ class Relinker:
         return _inode(right)
 
     def _make_canonical(self, name: StorePath, digest: str, right: Inode) -> bool:
-        """Give the intact file `name` the canonical name. Return False if this is impossible."""
+        """Link the intact file `name` to the canonical name. Return False if this is impossible."""
         canonical = self._layout.blob(digest)
         for _ in range(_TRIES):
             fresh = self._link_of(name, right)

@@ -155,7 +155,7 @@ class Coordinator:
         return None
 
     def _give_up(self, outcome: Document | None) -> CheckpointInfo:
-        """End the attempt without publishing. `outcome` is None if the rank that has the lock makes no progress."""
+        """End the attempt without publishing. Without `outcome`, the rank that has the lock makes no progress."""
         # If locks do not reach other hosts, a rank on another host may still publish. Such a rank is stopped first: as
         # long as a rank can publish, no outcome may say that nothing was published.
         if outcome is None or not self.context.view.sees_locks:

@@ -113,7 +113,7 @@ def _disk(mount: _Mount) -> str:
 
 
 def _below(mount: _Mount, disk: str, layers: int) -> PlaceFacts | None:
-    """Return the filesystem under the filesystem of a mount, or None if there is none or it is not visible."""
+    """Return the filesystem under the filesystem of a mount, or None if no such filesystem is visible."""
     if mount.kind == "overlay":
         folder = _upper_layer(mount)
     elif disk.startswith("loop"):

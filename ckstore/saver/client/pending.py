@@ -1,4 +1,4 @@
-"""Let the caller of a background save watch it, wait for it, and cancel it."""
+"""The object with which a caller watches, awaits or cancels a background save."""
 
 from __future__ import annotations
 
