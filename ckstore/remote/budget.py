@@ -9,8 +9,9 @@ from contextlib import contextmanager
 
 from ckstore.fs.buffers import GRAIN_BYTES, aligned_buffer
 
-# The limit for blobs: six of the default size, 32 MiB. With four, a transfer to Ceph on the same machine took a third
-# longer; with eight, it was no faster. A whole transfer may use 256 MiB, so 64 MiB remain for everything else.
+# The limit for blobs is the size of six blobs of the default size, 32 MiB. With four blobs, a transfer to Ceph on the
+# same machine took a third longer. With eight, it was no faster. A whole transfer may use 256 MiB, so 64 MiB remain for
+# everything else.
 IN_FLIGHT_BYTES = 192 * 2**20
 _LOOK_S = 0.5
 
@@ -39,7 +40,7 @@ class MemoryBudget:
         """Wait until `nbytes` are free, and reserve them for the block."""
         taken = min(nbytes, self._all)
         with self._changed:
-            # The waits are short, because Ctrl-C would not end the transfer during an endless wait.
+            # Each wait is short, because Ctrl-C cannot interrupt a wait without a timeout.
             while self._free < taken and not self._is_ended:
                 self._changed.wait(_LOOK_S)
             self._free -= taken
@@ -52,8 +53,8 @@ class MemoryBudget:
 
     @contextmanager
     def lending(self, nbytes: int) -> Iterator[memoryview]:
-        """Reserve memory as `taking` does, and yield a buffer aligned for direct writes, which may hold old bytes."""
-        # Old buffers are reused, because the kernel takes longer to provide new memory than a digest of it takes.
+        """Reserve memory as `taking` does, and yield a buffer aligned for direct writes. It may contain old bytes."""
+        # Old buffers are reused, because getting new memory from the kernel takes longer than computing its digest.
         wanted = max(1, -(-nbytes // GRAIN_BYTES)) * GRAIN_BYTES
         with self.taking(wanted):
             memory = self._take_idle(wanted) or aligned_buffer(wanted)
@@ -78,7 +79,8 @@ class MemoryBudget:
     def sleep(self, seconds: float) -> None:
         """Wait for `seconds`, or until the transfer has failed."""
         with self._changed:
-            # At one byte per second, the wait for a terabyte would exceed the longest timeout of a thread.
+            # A wait must not exceed the longest timeout of a thread. The wait for a terabyte at one byte per second
+            # would do so.
             self._changed.wait_for(lambda: self._is_ended, min(seconds, threading.TIMEOUT_MAX))
 
     def end(self) -> None:
@@ -88,9 +90,9 @@ class MemoryBudget:
             self._changed.notify_all()
 
     def ending(self, close: Callable[[], None]) -> Callable[[], None]:
-        """Return a function for error handlers that ends the transfer. It also calls `close` after an interrupt.
+        """Return a function for error handlers that ends the transfer and, after an interrupt, also calls `close`.
 
-        `close` ends the running requests. After any other error, the remote is still needed for cleaning up.
+        `close` ends the running requests. It is not called after other errors, because the cleanup needs the remote.
         """
 
         def end() -> None:

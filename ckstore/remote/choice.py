@@ -1,4 +1,4 @@
-"""Which checkpoints a push, a pull or an eviction handles, and the options of the transfer."""
+"""Selects the checkpoints of a push, a pull or an eviction, and defines the options of a transfer."""
 
 from __future__ import annotations
 
@@ -26,9 +26,11 @@ class ChoiceOptions(TypedDict, total=False):
     """The keyword options of `Store.push`, `Store.pull` and `Store.evict` that select checkpoints by a rule.
 
     Attributes:
-        run: Every checkpoint of this run. Superseded ones are included only if a tag or a pin names them.
-        all: Every checkpoint of all runs, or of the run that the handle is bound to, with the same restriction.
-        tagged: Every checkpoint that has a tag, only those of `run` if it is given. A pull uses the tags of the remote.
+        run: Select the checkpoints of this run. Superseded ones are included only if a tag or a pin names them.
+        all: Select the checkpoints of all runs, or of the run that the handle is bound to. Superseded ones are included
+            only if a tag or a pin names them.
+        tagged: Select the checkpoints that have a tag. If `run` is given, only those of that run are selected. A pull
+            uses the tags of the remote.
     """
 
     run: str | None
@@ -37,11 +39,11 @@ class ChoiceOptions(TypedDict, total=False):
 
 
 class TransferOptions(ChoiceOptions, total=False):
-    """The common options of `Store.push` and `Store.pull`: those of `ChoiceOptions`, and the options of the transfer.
+    """The common options of `Store.push` and `Store.pull`, which select checkpoints and limit the transfer.
 
     Attributes:
         bwlimit: Limit in bytes per second, as a number or a size such as ``50MiB``. If None, there is no limit.
-        progress: Called regularly with the number of bytes transferred so far and in total.
+        progress: Called regularly with the number of bytes transferred so far and the total number of bytes.
     """
 
     bwlimit: int | str | None

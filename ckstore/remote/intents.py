@@ -1,4 +1,7 @@
-"""Intents: before a push checks the remote, it records which blobs it needs. Source: docs/format/remote-v1.md."""
+"""Intents. With an intent, a push records the blobs it needs before it checks the remote.
+
+Source: docs/format/remote-v1.md.
+"""
 
 from __future__ import annotations
 
@@ -14,33 +17,33 @@ from ckstore.remote.objects import Objects
 from ckstore.version import __version__
 
 LIFE_S = 3600
-"""A pruner keeps the blobs of an intent for this long after its last write."""
+"""A pruner keeps the blobs of an intent for this long after the intent was last written."""
 
 
 class VoidIntent(Exception):
-    """A pruner voided the intent, or it was not renewed in time. The push starts again with a new one."""
+    """A pruner voided the intent, or the push did not renew it in time. The push starts again with a new intent."""
 
 
 @dataclass(slots=True)
 class Intent:
     """The intent of this process for the checkpoints of one batch."""
 
-    key: str  # of its object
+    key: str  # key of its object
     places: tuple[Place, ...]  # the checkpoints
     digests: tuple[str, ...]  # all blobs that these checkpoints need
     clock: Callable[[], float]
-    version: str | None = None  # version tag of the last write of this process; None before the first
+    version: str | None = None  # version tag of this process's last write, or None before the first write
     written_s: float = 0.0  # time of that write, by `clock`
-    has_committed: bool = False  # whether it was committed; it is then not renewed, and does not become stale
-    mutex: threading.Lock = field(default_factory=threading.Lock)  # held while it is renewed
+    has_committed: bool = False  # whether the intent was committed. It is then not renewed, and never becomes stale
+    mutex: threading.Lock = field(default_factory=threading.Lock)  # held while the intent is renewed or committed
 
     @classmethod
     def of(cls, places: Iterable[Place], digests: Iterable[str], clock: Callable[[], float]) -> Intent:
-        """Return a new intent, not yet written."""
+        """Return a new intent, which is not yet written."""
         return cls(f"{INTENTS}{uuid.uuid4().hex}.json", (*places,), tuple(sorted({*digests})), clock)
 
     def write(self, objects: Objects) -> None:
-        """Write the intent. The push must not rely on any earlier check of the remote."""
+        """Write the intent. The push must not rely on any check of the remote before this write."""
         begun_s = self.clock()
         self.version = objects.send(self.key, self._render("uploading"))
         self.written_s = begun_s
@@ -49,10 +52,11 @@ class Intent:
         """Write the intent again if a quarter of its life has passed.
 
         Raises:
-            VoidIntent: More than half of its life has passed, for example during a suspend, or another client has
-                changed it.
+            VoidIntent: More than half of its life has passed, for example because the machine was suspended, or another
+                client has changed the intent.
         """
-        with self.mutex:  # of two threads that renew at once, the second would mistake the first for a pruner
+        # Without the lock, a thread would mistake a renewal by another thread for a change by a pruner.
+        with self.mutex:
             if self.has_committed:
                 return
             age_s = self.clock() - self.written_s
@@ -65,7 +69,7 @@ class Intent:
         """Record by compare-and-swap that all blobs are on the remote and that these manifests follow.
 
         Raises:
-            VoidIntent: As for `renew`.
+            VoidIntent: As in `renew`.
         """
         with self.mutex:
             if self.clock() - self.written_s > LIFE_S / 2:
@@ -88,8 +92,8 @@ class Intent:
             "format": "ckstore-remote-intent",
             "version": 1,
             "blobs": list(self.digests),
-            # This is random for each write. Otherwise two writes could have equal bytes, and most services would
-            # give them the same version tag.
+            # A random value for each write. Most services give writes of equal bytes the same version tag, so two
+            # writes must not be equal.
             "change": uuid.uuid4().hex,
             "checkpoints": [
                 {**place._asdict(), **({"manifest": manifests[at].decode("ascii")} if manifests else {})}

@@ -1,4 +1,4 @@
-"""Lookups of keys on a remote, one by one or by a listing, and the time by the server's clock."""
+"""Looks up keys on a remote, one by one or with a listing, and reads the server's clock."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from ckstore.remote import keys
 from ckstore.remote.budget import MemoryBudget
 from ckstore.remote.objects import THREADS, ObjectEntry, Objects
 
-# The number of lookups that take about as long as one page of a listing, since they run at the same time.
+# The number of lookups that take about as long as one page of a listing, since they run concurrently.
 PAGE_ASKS = THREADS
 _PAGE_KEYS = 1000
 
 
 def server_time(objects: Objects) -> datetime:
-    """Return the current time by the server's clock."""
+    """Return the current time according to the server's clock."""
     key = f"{keys.PROBE}{uuid.uuid4().hex}-clock"
     written = objects.put(key, b"1")
     objects.delete([key])
@@ -35,7 +35,7 @@ def look(objects: Objects, wanted: Collection[str], there_count: int) -> tuple[d
     Args:
         objects: The objects of the remote.
         wanted: The keys to look up.
-        there_count: The number of keys that their folders had when they were last listed.
+        there_count: The number of keys in their folders at the last listing. It is returned if no folder is listed.
     """
     if is_asked(len(wanted), there_count):
         return ask(objects, wanted), there_count
@@ -50,7 +50,7 @@ def look(objects: Objects, wanted: Collection[str], there_count: int) -> tuple[d
 
 
 def ask(objects: Objects, names: Collection[str]) -> dict[str, ObjectEntry]:
-    """Return the entries of the keys in `names` that exist. Each key is looked up by a request of its own."""
+    """Return the entries of the keys in `names` that exist. Each key is looked up with a separate request."""
     found: dict[str, ObjectEntry] = {}
 
     def look(key: str) -> None:

@@ -1,7 +1,7 @@
 """The keys of the objects of a remote, and their parsers. Source: docs/format/remote-v1.md.
 
-The key of a blob determines its content, whichever client wrote it. This module checks the keys of a listing before
-they become values.
+The key of a blob determines its content, regardless of the client that wrote it. This module checks the keys of a
+listing before they are parsed into values.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PLAIN = "plain.json"
 _ANNOTATIONS = "annotations.json"
 _DROPPED = "dropped"
 OF_PLACE = (_MANIFEST, _PLAIN, _ANNOTATIONS, _DROPPED)
-"""The last parts of the keys of a checkpoint's documents."""
+"""The last part of the key of each document of a checkpoint."""
 _SUFFIX = ".json"
 _UUID = re.compile(r"[0-9a-f]{32}\Z")
 _STORE = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z")
@@ -84,7 +84,7 @@ def blob(name: str) -> str:
 
 
 class BlobName(NamedTuple):
-    """A name of a blob. Number 0 is the bare digest; higher numbers follow when a name is retired."""
+    """A name of a blob. Number 0 stands for the bare digest. When a name is retired, the next number replaces it."""
 
     digest: str
     number: int
@@ -136,7 +136,7 @@ def claim_in(key: str) -> tuple[str, Place, str] | None:
 
 
 def owner(run: str) -> str:
-    """Return the key of the object that names the store that mirrors a run."""
+    """Return the key of the object that names the owner of a run, the store that mirrors the run."""
     return f"{RUNS}{run}/owner.json"
 
 

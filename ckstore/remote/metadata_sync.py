@@ -1,4 +1,4 @@
-"""Push metadata that was added after the save: annotations, tags and pins. Take tags and pins from a source."""
+"""Pushes annotations, tags and pins, which can be added after a save. Copies tags and pins from a source."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _ALGORITHM = ALGORITHMS["xxh3_128"]
 
 
 def merged(own: Annotations, other: Annotations) -> Annotations:
-    """Return the union of two annotations. Metrics of `own` win and come first; notes are sorted by time."""
+    """Return the union of two annotations. Metrics of `own` take precedence. Notes are sorted by time."""
     notes = sorted({*own.notes, *other.notes}, key=lambda note: (note.created, note.text))
     return Annotations({**other.metrics, **own.metrics}, tuple(notes))
 
@@ -47,8 +47,8 @@ class MetadataObject(NamedTuple):
         key: Its key.
         info: The checkpoint that it belongs to.
         own: The content according to this store.
-        make: Returns the new content, given the content on the remote.
-        most_bytes: Limit of the content on the remote. A larger object is refused.
+        make: Returns the new content, given the content on the remote, which is None for a missing object.
+        most_bytes: Limit of the content on the remote, in bytes. A larger object is refused.
     """
 
     key: str
@@ -92,14 +92,14 @@ def pins_of(context: Context, infos: Iterable[CheckpointInfo]) -> Iterator[Metad
 
 
 def restored_at(context: Context, remote: Remote, found: Mapping[str, ObjectEntry]) -> set[str]:
-    """Return the keys of small objects that have an earlier version again, because the mirror was restored.
+    """Return the keys of small objects that have an earlier content again, because the mirror was restored.
 
-    An object with a version that this store never pushed is left out, since another store wrote that version.
+    An object whose content this store never pushed is left out, since another store wrote it.
 
     Args:
         context: The store.
         remote: Its mirror.
-        found: The present entries of objects that this store pushed.
+        found: The current entries of objects that this store pushed.
     """
     former, pushed = read_mirrored(context.layout, remote.name).former, read_record(context.layout, remote.name)
     changed = [key for key in found.keys() & former.keys() if pushed.documents.get(key, ("", ""))[1] != found[key].tag]
@@ -134,7 +134,7 @@ class MetadataPusher:
             raise joined(failed)
 
     def bring(self, wanted: Sequence[MetadataObject]) -> dict[str, CkstoreError]:
-        """Push these objects. Return, by key, the errors of objects that cannot be merged with the remote's version."""
+        """Push these objects. Return, by key, the errors of objects that could not be pushed."""
         if not wanted:
             return {}
         found, _ = look(self._remote.objects, {one.key for one in wanted}, len(self._record.checkpoints))
@@ -143,12 +143,13 @@ class MetadataPusher:
         for one in wanted:
             there = found[one.key].tag if one.key in found else ""
             pushed = self._record.documents.get(one.key)
-            # A version that this store took from the remote is not pushed: another store may have changed it since.
+            # Content that this store took from the remote is not pushed back, since another store may have changed the
+            # object on the remote since then.
             if pushed == (one.digest, there) or (pushed is None and there and taken.get(one.key) == one.digest):
                 continue
             try:
                 left = change(self._remote, one.key, one.make, most_bytes=one.most_bytes)
-            except OF_ALL:  # the next object would fail as well
+            except OF_ALL:  # the remaining objects would also fail
                 raise
             except CkstoreError as error:
                 failed[one.key] = error
@@ -159,7 +160,7 @@ class MetadataPusher:
 
 
 def _shown(key: CheckpointKey) -> str:
-    """Return the name of a checkpoint with the first digits of its id, since another one may have the same step."""
+    """Return the name of a checkpoint with the first digits of its id, since its step may have several checkpoints."""
     return f"{key.run}@{key.directory}"
 
 
@@ -208,8 +209,8 @@ def take_names(
         context: The store to change.
         source: The source of the tags and pins.
         infos: Checkpoints of the store.
-        warnings: Messages for the user are appended to it.
-        new: Keys of the checkpoints that were just pulled from the source, including their annotations.
+        warnings: A list to which messages for the user are appended.
+        new: Keys of the checkpoints that were just pulled from the source, together with their annotations.
     """
     taken: set[str] = set()
     by_id = {info.id: info for info in infos}
@@ -223,7 +224,7 @@ def take_names(
         target = own.get(name)
         if target == info.key.any_generation:
             continue
-        # A tag that was taken from the source, and not moved locally since, follows the one at the source.
+        # A tag that was taken from the source, and not moved locally since then, follows the tag on the source.
         if target is None or _is_unmoved(context, source, name, target):
             named.setdefault(info.id, []).append(name)
             taken.add(keys.tag(name))

@@ -10,34 +10,34 @@ from typing import NamedTuple, Protocol
 from ckstore.errors import RemoteDenied, RemoteFull, RemoteUnavailable, UnknownOutcome
 
 THREADS = 8
-"""The number of concurrent requests. Each mostly waits, and eight filled a link when this was measured."""
+"""The number of concurrent requests. Requests mostly wait, and eight of them filled the link in a measurement."""
 
 
 class ObjectEntry(NamedTuple):
-    """An object in the listing of its service."""
+    """The entry of an object in the listing of its service."""
 
     key: str  # relative to the prefix of the target
     nbytes: int  # in bytes
-    modified: datetime  # by the server's clock, never by this machine's
+    modified: datetime  # according to the server's clock, never to the clock of this machine
     tag: str  # the service's tag of this version (an ETag); "" if there is none
 
 
 OF_ALL = (RemoteDenied, RemoteFull, RemoteUnavailable, UnknownOutcome)
-"""After these errors, the next item of a call with a remote would also fail."""
+"""If an item of a call fails with one of these errors, the remaining items would also fail."""
 
 
 class Objects(Protocol):
-    """The objects of a target, below one prefix. Threads may share it, and every call ends by a deadline.
+    """The objects below the prefix of one target. Threads may share an instance, and every call ends before a deadline.
 
-    A call that fails raises `RemoteError` (a `CkstoreError`), whose text never contains a secret. A missing object
-    gives `None` or `False` where the signature allows that; otherwise it raises `RemoteError`.
+    A call that fails raises `RemoteError` (a `CkstoreError`), whose text never contains a secret. If an object is
+    missing, a call returns `None` or `False` if its signature allows that. Otherwise, it raises `RemoteError`.
     """
 
     def get(self, key: str, max_bytes: int) -> bytes | None:
-        """Return a small object, or None if it is missing. One above `max_bytes` is refused before it is read."""
+        """Return a small object, or None if it is missing. Refuse one above `max_bytes` before reading it."""
 
     def read_into(self, key: str, offset: int, into: memoryview) -> bool:
-        """Fill `into` with bytes of an object from an offset, unverified. Return False if the object is missing."""
+        """Fill `into` with unverified bytes of an object from an offset on. Return False if the object is missing."""
 
     def send(self, key: str, data: bytes | memoryview) -> str:
         """Write an object, replacing any existing one, and return the tag of the new version."""
@@ -48,14 +48,15 @@ class Objects(Protocol):
     def create(self, key: str, data: bytes | memoryview) -> bool:
         """Create an object. Return False if it exists with other bytes, or if its bytes cannot be compared.
 
-        An existing object with exactly these bytes counts as created: the response to an earlier attempt may have been
-        lost.
+        An existing object with exactly these bytes counts as created, because the response to an earlier attempt may
+        have been lost.
         """
 
     def update(self, key: str, data: bytes | memoryview, expected: str) -> str | None:
         """Replace the `expected` version of an object; return the new tag, or None if the object has another version.
 
-        The tag is "" if the service does not return it and another client has written since. No version has that tag.
+        If the service does not return the tag and another client has written since, the result is "", which is the tag
+        of no version.
         """
 
     def list(self, prefix: str) -> Iterator[ObjectEntry]:

@@ -1,6 +1,6 @@
-"""Another store in a directory as a source of checkpoints; it may be on a cluster filesystem.
+"""Another store as a source of checkpoints. Its directory may be on a cluster filesystem.
 
-That store is never written. Its checkpoints are read and verified like those of any other remote.
+ckstore never writes to that store. Its checkpoints are read and verified like those of a remote.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class StoreSource:
 
     def mending(self, place: Place, digest: str = "") -> str:
         """See `ckstore.remote.source.Source`."""
-        del digest  # a repair checks all blobs
+        del digest  # a repair checks all blobs of the checkpoint
         return f"repair {place.name} in the store {self._layout.path}"
 
     def places(self, under: str = "") -> list[Place]:
@@ -56,7 +56,7 @@ class StoreSource:
             if id is not None and f"{key.run}/{key.step}/{id}/".startswith(under):
                 found[Place(*key.run_step, id)] = key
         count = Counter(place.run_step for place in found)
-        # If a step has several checkpoints, incomplete ones do not count, as in the store itself.
+        # If a step has several checkpoints, incomplete ones count only if none is complete, as in the store itself.
         several = [place for place in found if count[place.run_step] > 1]
         whole = {place for place in several if look(self._layout, found[place]).published is not None}
         steps = {place.run_step for place in whole}
@@ -109,7 +109,7 @@ class StoreSource:
         return found
 
     def advance(self, place: Place, digest: str, offset: int, into: memoryview, old: OldPiece) -> None:
-        """Do nothing: only a remote with encoded blobs can send the difference from an older piece."""
+        """Return None, because only a remote with encoded blobs has differences between pieces."""
 
     def read_into(self, place: Place, digest: str, offset: int, into: memoryview) -> int | None:
         """See `ckstore.remote.source.Source`."""

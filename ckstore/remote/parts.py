@@ -1,8 +1,8 @@
-"""A checkpoint whose parts are in the stores of several nodes, pushed to the common mirror of these stores.
+"""Pushes a checkpoint whose parts are in the stores of several nodes to the common mirror of these stores.
 
-Each rank pushes its part, and keeps its intent until the save has ended. One rank pushes the manifest. It checks the
-remote again, and does not rely on the checks of the other ranks. Source: docs/format/remote-v1.md, "Parts of several
-nodes".
+Each rank pushes its part, and keeps its intent until the save has ended. One rank then pushes the manifest. That rank
+checks the remote itself, and does not rely on the checks of the other ranks. Source: docs/format/remote-v1.md, "Parts
+of several nodes".
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ckstore.remote.source import ObjectSource
 
 
 def common_remote(context: Context) -> tuple[Remote, RemoteHolder]:
-    """Return the mirror that the nodes share, and the holder that identifies it on all nodes."""
+    """Return the mirror that the nodes share, and the `RemoteHolder` that identifies this mirror on all nodes."""
     name = setting_of(context.layout, MIRROR)
     if name is None:
         msg = f"the store {context.layout.path} has no mirror, and the ranks have stores of their own"
@@ -43,8 +43,8 @@ def common_remote(context: Context) -> tuple[Remote, RemoteHolder]:
 class PushedPart:
     """A part whose blobs are on the remote, protected by intents."""
 
-    remote: Remote  # the remote that has its blobs
-    intents: list[str]  # keys of these intents
+    remote: Remote  # the remote that has the blobs
+    intents: list[str]  # keys of the intents
 
     def end(self) -> None:
         """Delete the intents, after the checkpoint was published or the save failed."""
@@ -61,7 +61,7 @@ def push_part(context: Context, staging: Staging, remote: Remote, manner: Transf
 
 
 def push_whole(context: Context, staging: Staging, remote: Remote, manner: TransferLimits) -> None:
-    """Publish a sealed checkpoint on the remote, which has the blobs of all its parts.
+    """Publish a sealed checkpoint on the remote, which already has the blobs of all parts.
 
     Raises:
         UnknownOutcome: The push failed so late that the checkpoint may exist on the remote.
@@ -80,9 +80,9 @@ def push_whole(context: Context, staging: Staging, remote: Remote, manner: Trans
 
 
 def list_step(context: Context, remote: Remote, run: str, step: int) -> None:
-    """If a store has no checkpoint of a step, add the remote's checkpoints of that step to the list of the store.
+    """List the remote's checkpoints of a step in the store, if the store has no checkpoint of that step.
 
-    Another node may have saved them, and rules only consult the local list.
+    Another node may have saved them, and `if_exists` considers only checkpoints that the store lists.
     """
     places = ObjectSource(remote.objects, remote.name).places(f"{run}/{step}/")
     if places and not context.of_step(run, step):

@@ -1,8 +1,8 @@
-"""Pull: save checkpoints of a source in the store, by the protocol of every save.
+"""Pull: copy checkpoints of a source to the store, with the same protocol as a save.
 
-The manifest is read first, with the limits of every manifest. Missing blobs are read into memory, compared with their
-digests, and written from memory. The checkpoint becomes visible by one rename, and keeps its id and its place in the
-commit order. Blobs that a failed pull downloaded remain until the next gc, so that the next pull need not repeat them.
+The manifest is read first, with the usual limits of manifests. Missing blobs are read into memory, compared with their
+digests, and written from memory. One rename makes the checkpoint visible. It keeps its id and its position in the
+commit order. Blobs that a failed pull downloaded remain until the next gc, so that the next pull can use them.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ from ckstore.remote.push import TransferLimits
 from ckstore.remote.remote_refs import facts_of
 from ckstore.remote.source import Source, SourceManifest, read_manifest
 
-# One read may suffer from a lost connection or a flipped bit. A blob that is wrong each time is damaged on the remote.
+# The number of attempts to read a blob. One read may fail because of a lost connection or a flipped bit. A blob that is
+# wrong each time is damaged on the remote.
 _READS = 3
 _PAUSE_S = 0.5
 # The overhead of a blob, in bytes: an inode, and names in two directories.
@@ -80,7 +81,7 @@ def plan_pull(context: Context, source: Source, places: Sequence[Place]) -> Tran
         found = read_manifest(source, place, context.layout.hash_prefix)
         for blob in () if found is None else found.manifest.blobs:
             wanted[blob.digest] = blob.nbytes
-            # Of a local checkpoint, only the evicted blobs are downloaded again.
+            # If the checkpoint is local, only its evicted blobs are downloaded again.
             is_wanted = lacking is None or blob.digest in lacking
             if is_wanted and not dirfd_stat.exists(context.layout.blob(blob.digest)):
                 missing[blob.digest] = blob.nbytes
@@ -98,14 +99,14 @@ def steps_taken(context: Context, places: Iterable[Place]) -> set[tuple[str, int
 
 
 def is_here(context: Context, place: Place) -> bool:
-    """Whether the store lists this checkpoint, and it is not damaged. Its bytes may be on a remote."""
+    """Whether the store lists this checkpoint as undamaged. Its bytes may be only on a remote."""
     return _key_here(context, place) is not None
 
 
 def _key_here(context: Context, place: Place) -> CheckpointKey | None:
     key = key_with_id(context.layout, *place, context.of_step)
     found = None if key is None else look(context.layout, key).published
-    # A damaged checkpoint gets a second generation.
+    # A damaged checkpoint does not count, because a pull adds another generation of it.
     return key if found is not None and publishing.is_sound(context.layout, found) else None
 
 
@@ -115,11 +116,11 @@ class Pull:
 
     Attributes:
         context: The store that receives the checkpoints.
-        source: The source that they are read from.
+        source: The source of the checkpoints.
         manner: Limits of the transfer.
         if_exists: What to do if another checkpoint has the run and step.
         warnings: Messages for the user.
-        brought_back: Whether evicted bytes of a checkpoint were restored, or a killed eviction was ended.
+        brought_back: Whether evicted bytes were restored, or the record of a killed eviction was removed.
     """
 
     context: Context
@@ -146,7 +147,8 @@ class Pull:
     def bring(self, places: Sequence[Place]) -> TransferReport:
         """Pull checkpoints, one after another. Failures are reported together, in one error at the end.
 
-        The newest of several checkpoints of a step is pulled first, and supersedes the others locally as on the source.
+        If `places` has several checkpoints of a step, the newest supersedes the others locally, as it does on the
+        source.
 
         Raises:
             RemoteError: A checkpoint is missing or damaged on the source, or the source does not answer.
@@ -164,7 +166,7 @@ class Pull:
         for place in places:
             try:
                 info, is_new = self._pull_one(place)
-            except (*OF_ALL, InsufficientSpace, ReadOnlyStore):  # the next one would fail as well
+            except (*OF_ALL, InsufficientSpace, ReadOnlyStore):  # the next checkpoint would also fail
                 raise
             except (CkstoreError, OSError) as error:
                 failures[place.name] = failure_of(f"pulling {place.name} from {self.source.name}", error)
@@ -274,7 +276,7 @@ class Pull:
             self._taken.add(place.run_step)
             return self.if_exists
         of_step = published_of_step(self.context.layout, *place.run_step, self.context.of_step)
-        # A checkpoint that the source has at the same step does not conflict with this one.
+        # Checkpoints of one step that this call pulls together do not conflict with each other.
         is_known = bool(of_step) and of_step[-1].manifest_id in self._wanted
         return "beside" if is_known else self.if_exists
 
@@ -284,7 +286,7 @@ class Pull:
         read_back = save_checks_or_all(context.layout).read_back
         staging = Staging.create(context.layout, manifest.run, manifest.step, read_back=read_back)
         try:
-            # Shared local blobs replace intact ones of the remote, so they are read and compared.
+            # A local blob of another checkpoint replaces an intact copy on the remote, so its bytes are compared first.
             self._fill(place, manifest, form, staging, compares=True)
             restore_blobs(context, info, manifest, staging)
             self.brought_back = True
@@ -309,7 +311,11 @@ class Pull:
     def _follow_up(
         self, staging: Staging, manifest: Manifest, place: Place, outcome: Outcome
     ) -> tuple[CheckpointInfo, bool]:
-        """Do the work after the commit; errors become warnings. Return the checkpoint and whether it is new locally."""
+        """Do the work after the commit, and turn its errors into warnings.
+
+        Returns:
+            The checkpoint, and whether it is new in the store.
+        """
         context = self.context
         if outcome.existing is not None:
             reclaim.discard(context, staging)
@@ -317,24 +323,24 @@ class Pull:
             if kept.manifest.content != manifest.content:
                 self.warnings.append(f"{place.name} of this store has other content, and was kept")
             return info_of(context, kept.manifest, kept.manifest_id, tags=(), key=kept.key), False
-        # Otherwise the next checkpoint would list the run again.
+        # Without this note, the pull of the next checkpoint would list the run again.
         context.known.directories.changed(outcome.key, staging.inode, outcome.change)
         info = info_of(context, manifest, place.id, tags=(), key=outcome.key)
         try:
             self._drop_others(info, outcome.older)
-            # The sequence number comes from the source. Therefore the checkpoint is handled like one that was found in
-            # the run, and not like one whose number this process assigned.
+            # The sequence number comes from the source and was not assigned by this process. So the checkpoint is
+            # entered in the catalog like one that was found in the directory of its run.
             self._catalogue(info.key)
         finally:
             staging.lock.release()
         return info, True
 
     def _drop_others(self, info: CheckpointInfo, keys: Iterable[CheckpointKey]) -> None:
-        """Drop other checkpoints of the step of a local checkpoint, as far as the caller wants them replaced."""
+        """Drop the other checkpoints of the step of `info`, except those that `_is_kept` keeps."""
         going = [key for key in keys if key != info.key and not self._is_kept(key, info)]
         if not going:
             return
-        # With `replace`, the user asked for this checkpoint: it becomes current even if a local one is newer.
+        # With `replace`, the user requested this checkpoint. It replaces local ones even if they are newer.
         self.warnings += drop_older(self.context, info, going, newer=self.if_exists == "replace")
         for key in going:
             self._catalogue(key)
@@ -345,9 +351,9 @@ class Pull:
             self.warnings.append(f"{said}; tag the pulled checkpoint, or gc drops it")
 
     def _is_kept(self, key: CheckpointKey, info: CheckpointInfo) -> bool:
-        """Whether another directory of the step of `info` is kept, whichever of the two is newer."""
+        """Whether the directory `key` at the step of `info` is kept. It may be older or newer than `info`."""
         id = id_at(self.context.layout.checkpoint(key))
-        if id != info.id and id in self._wanted:  # the source also has it at this step
+        if id != info.id and id in self._wanted:  # this call also pulls it from the source
             return True
         if id != info.id and self.if_exists == "replace":
             return False
@@ -372,7 +378,8 @@ class Pull:
         missing.sort(key=lambda blob: blob.nbytes, reverse=True)
         fetch = partial(self._fetch, place, staging)
         stopping = self._budget.ending(self.source.close)
-        # Bases of other blobs of the checkpoint are fetched first. They are then local, and are received only once.
+        # Blobs that are bases of other blobs of the checkpoint are fetched first. They are then available locally, and
+        # are downloaded only once.
         own = {blob.digest for blob in missing}
         depth = {blob.digest: len(own & set(form.path(blob.digest))) for blob in missing}
         for level in sorted(set(depth.values())):
@@ -390,7 +397,7 @@ class Pull:
             raise InsufficientSpace(f"{msg}; nothing was fetched", hint=how_to_free(self.context, need.missing))
 
     def _fetch(self, place: Place, staging: Staging, blob: BlobRecord) -> None:
-        # The buffer is aligned, so that the blob is written past the page cache, as in a save.
+        # The buffer is aligned, so that the write of the blob bypasses the page cache, as in a save.
         with self._budget.lending(blob.nbytes) as buffer:
             came = fetch_checked(self.source, place, blob, buffer, budget=self._budget, limiter=self._limiter)
             staging.put(blob.digest, buffer)
@@ -430,7 +437,7 @@ def fetch_checked(
             msg = f"blob {blob.digest} of {place.name} is missing at {source.name}"
             raise RemoteError(msg, hint=PUSH_AGAIN)
         if limiter is not None:
-            # The limiter waits after the read, since the number of bytes is known only now. This delays the next reads.
+            # The number of bytes is known only after the read. So the wait delays the next reads instead of this one.
             limiter.wait(came)
         if algorithm.digest(buffer) == blob.digest:
             return came

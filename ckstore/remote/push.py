@@ -1,8 +1,8 @@
 """Push: copy checkpoints to a remote on object storage. Source: docs/format/remote-v1.md, "Push".
 
-Missing blobs are looked up by digest, so an interrupted push can be repeated. The manifest of a checkpoint is its last
-object. Bytes are read into memory, compared with their digest, and sent from memory, so that damaged local bytes are
-never stored under that digest on a remote.
+A push looks up each blob by its digest and sends only missing ones, so an interrupted push can be repeated. The
+manifest of a checkpoint is written last. Bytes are read into memory, compared with their digest, and sent from memory,
+so that damaged local bytes are never stored under that digest on a remote.
 """
 
 from __future__ import annotations
@@ -54,17 +54,18 @@ if TYPE_CHECKING:
     from ckstore.remote.push_plan import RemoteState
 
 T = TypeVar("T")
-# The maximum number of checkpoints in a batch, which needs one intent and one listing. Each of its checkpoints stays
-# open, and a trainer has few file descriptors.
+# The maximum number of checkpoints in a batch, which needs only one intent and one listing. Each checkpoint of a batch
+# stays open during its push, and a trainer has few file descriptors.
 _BATCH = 32
-# The maximum size of the blobs and manifests of a batch. No manifest of a batch is written before its last blob, so a
-# large checkpoint is pushed alone: the newest one is then complete on the remote before older ones are begun. The
-# intent of a batch contains all of its manifests, and readers refuse an intent above 512 MiB.
+# The maximum size of the blobs and manifests of a batch. All blobs of a batch are sent before its first manifest. So a
+# large checkpoint is pushed alone, and the newest checkpoint is complete on the remote before an older one is begun.
+# Also, the intent of a batch contains all of its manifests, and readers refuse an intent above 512 MiB.
 _BATCH_BYTES = 32 * 2**20
-# A push starts again if a pruner voided its intent, or if it was suspended. More attempts than this are no accident.
+# The maximum number of attempts of a push. It starts again if a pruner voided its intent or if it was suspended. More
+# attempts than this are not a coincidence.
 _BEGINNINGS = 5
-# The engine repeats requests that a service refuses temporarily. These attempts cover lost responses and bodies that
-# were cut off.
+# The number of attempts to write an object. The engine already repeats requests that a service refuses temporarily.
+# These attempts cover lost responses and truncated bodies.
 _SENDS = 3
 _PAUSE_S = 0.5
 # A larger blob is sent from a mapping of its file.
@@ -77,8 +78,8 @@ class TransferLimits:
 
     Attributes:
         bytes_s: Limit in bytes per second. If None, there is no limit.
-        progress: Called regularly with the number of bytes transferred so far and in total.
-        threads: The number of concurrent blobs, as far as memory allows.
+        progress: Called regularly with the number of bytes transferred so far and the total number of bytes.
+        threads: The number of blobs that are transferred concurrently, if memory allows.
         clock: A clock in seconds that also advances while the machine is suspended.
         lacks_all: The caller has just checked that the remote has none of the checkpoints. The plan then relies on
             earlier records, and lists nothing.
@@ -97,12 +98,12 @@ def push(context: Context, infos: Sequence[CheckpointInfo], remote: Remote, mann
     Raises:
         CkstoreError: Some checkpoints could not be pushed, such as one that is damaged locally. All others were pushed,
             and the message names each failure.
-        RemoteDenied, RemoteUnavailable: The remote accepts nothing now. The push can be repeated, and continues where
-            it stopped.
+        RemoteDenied, RemoteFull, RemoteUnavailable: The remote accepts nothing now. A repeated push continues where
+            this one stopped.
     """
     begun_s = time.monotonic()
     known = record.read_record(context.layout, remote.name)
-    # Encoding looks for bases among all checkpoints on the remote.
+    # Encoding chooses bases among all checkpoints on the remote, so it needs a listing.
     if manner.lacks_all and not setting_of(context.layout, PUSH_DELTAS):
         found = believe(context, infos, remote, known)
     else:
@@ -194,7 +195,7 @@ class Push:
         self._end = self._budget.ending(self._remote.objects.close)
 
     def send_all(self) -> None:
-        """Push the checkpoints of the plan in batches. One that is incomplete locally does not hold up the others."""
+        """Push the checkpoints of the plan in batches. A locally incomplete checkpoint does not block the others."""
         # The newest comes first: if the machine dies during the push, the remote has the latest state.
         todo = sorted(self._plan.checkpoints, key=lambda info: info.order, reverse=True)
         todo = [info for info in todo if info.id in self._there.lacking]
@@ -209,7 +210,7 @@ class Push:
         for info in todo:
             manifest = dirfd_stat.find(self._context.layout.checkpoint(info.key) / MANIFEST)
             new_bytes = self._there.nbytes.get(info.id, 0) + (0 if manifest is None else manifest.st_size)
-            # With differences, each checkpoint is a base of the next, so they are pushed one by one.
+            # If differences are pushed, each checkpoint can be a base of the next one, so they are pushed one by one.
             if batch and (self._encodes or len(batch) == _BATCH or nbytes + new_bytes > _BATCH_BYTES):
                 yield batch
                 batch, nbytes = [], 0
@@ -223,7 +224,7 @@ class Push:
             self._send(batch)
         except OF_ALL:
             raise
-        except (CkstoreError, OSError) as error:  # local `OSError`s; those of the engine are translated
+        except (CkstoreError, OSError) as error:  # an `OSError` is local, because the engine translates its own
             self._begin()  # the error has stopped the shared limiter and memory budget
             if len(batch) == 1:
                 if isinstance(error, BytesElsewhere):
@@ -247,10 +248,10 @@ class Push:
     def send(
         self, directories: Sequence[CheckpointDirectory], delta: Delta | None = None, *, is_part: bool = False
     ) -> list[str]:
-        """Push the checkpoints in directories that stay open. For a part, push everything but its manifest.
+        """Push the checkpoints in directories that the caller keeps open. Of a part, push everything but the manifest.
 
         Returns:
-            The keys of the intents that protect a part; for a checkpoint, none.
+            For a part, the keys of the intents that protect it. For checkpoints, an empty list.
         """
         for _ in range(_BEGINNINGS):
             wanted = _required_files(directories, delta)
@@ -271,20 +272,20 @@ class Push:
                 delta = None
                 continue
             except BaseException:
-                # An interrupt must not wait for a response below.
+                # After an interrupt, the cleanup below must not wait for a response.
                 self._end()
                 raise
             else:
                 return kept
             finally:
-                # Best effort: an intent that remains becomes stale, and a pruner deletes it.
+                # This is only best effort, because a pruner later deletes an intent that remains.
                 if not kept:
                     end_intents(self._remote, [intent.key])
         msg = f"a pruner voided the intent of the push to {self._remote.name} {_BEGINNINGS} times"
         raise RemoteError(msg, hint="was this machine suspended? push again")
 
     def _delta(self, info: CheckpointInfo, directory: CheckpointDirectory) -> Delta | None:
-        """Return the differences to send instead of a checkpoint, or None to send it as it is stored locally."""
+        """Return the differences to send in place of a checkpoint, or None to send its plain blobs."""
         there = self._there
         if not self._encodes or place_of(info) in there.places:
             return None
@@ -306,19 +307,19 @@ class Push:
         objects = self._remote.objects
         intent.write(objects)
         self._intent = intent
-        # This follows the intent. If a pruner has not read the intent, either its swap fails, or this call removes its
-        # marks.
+        # This call must follow the write of the intent. If a pruner has not read the intent, then either the pruner's
+        # swap fails, or this call removes the pruner's marks.
         condemned = unmark_needed(objects, wanted, cas=self._remote.cas)
         names = {digest: str(condemned.name(digest)) for digest in wanted}
-        # All blobs are looked up after the last one was sent. Before that, only those that the plan did not find
-        # missing are looked up.
+        # All blobs are looked up after the last one was sent. Before that, only blobs that the plan found on the remote
+        # or that an earlier batch sent are looked up.
         is_new = delta is None and self._there.has_looked
         doubtful = {*self._there.sizes, *self._sent} if is_new else wanted
         there = self._find_blobs({digest: name for digest, name in names.items() if digest in doubtful}, wanted)
         lacking = [digest for digest in wanted if digest not in there]
         if any(wanted[digest].read is None for digest in lacking):
             raise _MissingBase
-        # The largest comes first: otherwise one thread might still be sending it when the others have finished.
+        # The largest blob is sent first. Otherwise one thread might still be sending it when the others have finished.
         lacking.sort(key=lambda digest: wanted[digest].nbytes, reverse=True)
         tags: dict[str, str] = {}
 
@@ -337,14 +338,15 @@ class Push:
             self._publish(directories, intent, delta)
             self._there.places.update(intent.places)
         for digest, tag in tags.items():
-            # Only this push's own write, known by its tag, is recorded: another client may have written the same name
-            # since.
+            # A version is recorded only if its tag shows that this push wrote it. Another client may have written the
+            # same name since then.
             if there[digest].tag == tag:
                 self._record.blobs[digest] = record.seen(there[digest], "sent")
 
     def _watch(self) -> None:
         """Renew the intent and report progress, in the caller's thread while other threads send."""
-        # On a slow link, sending one blob takes longer than an intent lives, and the sending threads do not renew it.
+        # On a slow link, sending one blob can take longer than the life of an intent, and a thread does not renew the
+        # intent while it sends.
         self._renew()
         self._report_progress()
 
@@ -353,7 +355,7 @@ class Push:
             self._intent.renew(self._remote.objects, cas=self._remote.cas)
 
     def _wait_for_rate(self, seconds: float) -> None:
-        """Wait for the rate limiter, and renew the intent meanwhile: at a low rate, the wait may exceed its life."""
+        """Wait for the rate limiter. Renew the intent meanwhile, since the wait may exceed the life of the intent."""
         until_s = self._manner.clock() + seconds
         while not self._budget.is_ended and (left_s := until_s - self._manner.clock()) > 0:
             self._budget.sleep(min(left_s, LIFE_S / 8))
@@ -362,7 +364,7 @@ class Push:
     def _find_blobs(self, names: Mapping[str, str], wanted: Mapping[str, _RequiredFile]) -> dict[str, ObjectEntry]:
         """Return the entries of the blobs that exist under their current name with the right size.
 
-        A blob in which a verification found other bytes is left out, so that it is sent again.
+        A blob in which a verification found wrong bytes is left out, so that it is sent again.
         """
         by_key = {keys.blob(name): digest for digest, name in names.items()}
         there, self._record.blob_count = look(self._remote.objects, by_key, self._record.blob_count)
@@ -376,7 +378,7 @@ class Push:
     def _send_blob(self, blob: _RequiredFile, key: str) -> str:
         """Send a file, and return the tag of the new version."""
         with self._budget.taking(blob.nbytes):
-            # Each blob gets new memory: the engine may keep the buffer, as objects in memory do.
+            # Each blob gets new memory, because the engine may keep the buffer. A remote in memory does so.
             memory = whole_blocks(blob.nbytes)
             data = memory[:0] if blob.read is None else blob.read(memory)
             if self._limiter is not None:
@@ -388,7 +390,7 @@ class Push:
         return mark
 
     def _retry(self, write: Callable[[], T]) -> T:
-        """Retry a request that can be repeated, so that a lost response or a closed connection is no failure."""
+        """Retry a request that can be repeated, so that a lost response or a closed connection does not fail a push."""
         for attempt in range(_SENDS - 1):
             try:
                 return write()
@@ -409,7 +411,7 @@ class Push:
                 files.read_file(one.manifest_file, most_bytes=MANIFEST_MAX_BYTES, dir_fd=one.lock.fd)
                 for one in directories
             ]
-        # All blobs have been found, so from here the checkpoints exist even if this process dies.
+        # All blobs are on the remote. From here on, the checkpoints may come into existence even if this process dies.
         self.may_exist = True
         if self._remote.cas:
             intent.commit(objects, manifests)
@@ -417,8 +419,8 @@ class Push:
             intent.renew(objects, cas=False)
         removed = self._deletion_marks(places)
         if removed:
-            # Only existing marks are deleted: a delayed delete would remove the mark of a later deletion, and a mirror
-            # might push that checkpoint again.
+            # Only existing marks are deleted. A delayed request could otherwise remove the mark of a later deletion,
+            # and a mirror might push that checkpoint again.
             self._retry(lambda: objects.delete(removed))
 
         def write(one: tuple[Place, bytes]) -> None:
@@ -433,8 +435,9 @@ class Push:
         """Return the keys of the deletion marks that these checkpoints have."""
         objects, marks = self._remote.objects, {place.dropped for place in places}
         runs = {f"{keys.CHECKPOINTS}{place.run}/" for place in places}
-        # A hundred steps share a prefix, so the cost of a batch does not grow with its run. If the whole run was listed
-        # for each batch, a push of 5,000 checkpoints would list 400,000 keys.
+        # Steps that differ only in their last two digits share a prefix, so the cost of a batch does not grow with the
+        # size of the run. If the whole run were listed for each batch, a push of 5,000 checkpoints would list 400,000
+        # keys.
         hundreds = {f"{keys.CHECKPOINTS}{place.run}/{str(place.step)[:-2]}" for place in places}
         # A listing of a run has about one key per checkpoint, and takes one request per thousand keys.
         request_count = len(runs) + len(self._record.checkpoints) // 1000
@@ -454,7 +457,7 @@ class Push:
             self.failures["tags, pins and annotations"] = error
 
     def keep_record(self) -> None:
-        """Save the record of the remote, if the store is writable. A read-only store can also be pushed."""
+        """Save the record of the remote. If the store is read-only, do nothing."""
         if self._record.render() == self._before or self._context.readonly:
             return
         try:
@@ -468,7 +471,7 @@ class Push:
 
 
 class _MissingBase(Exception):
-    """The remote no longer has the base of an encoded checkpoint, which is then sent as it is stored locally."""
+    """The remote no longer has a base of an encoded checkpoint, so the plain blobs of the checkpoint are sent."""
 
 
 class _RequiredFile(NamedTuple):
@@ -476,7 +479,8 @@ class _RequiredFile(NamedTuple):
 
     Attributes:
         nbytes: Its size.
-        read: Returns its bytes, compared with the digest, in the given buffer or another one. None if it is not local.
+        read: Returns its bytes, compared with the digest, in the given buffer or in another one. None if the file is
+            not local.
     """
 
     nbytes: int
@@ -508,7 +512,7 @@ def _read_checked(directory: CheckpointDirectory, blob: BlobRecord, data: memory
     """Return the bytes of a blob, compared with its digest, in `data` or in a mapping."""
     what = f"the push of {directory.manifest.name}"
     with directory.reporting_damage():
-        # The plain bytes are read, because the remote may have no encoded form yet.
+        # A blob that is encoded locally is sent plain, because the remote may lack the files that decode it.
         if read_unless_file(directory, blob.digest, 0, data, what):
             return _checked(directory, blob, data)
         fd = directory.open_blob(blob, what, whole=True)

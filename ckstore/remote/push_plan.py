@@ -1,4 +1,4 @@
-"""Plans a push: which blobs and checkpoints the remote lacks. Nothing is encoded, and nothing is written."""
+"""Plans a push by determining the blobs and checkpoints that the remote lacks. Nothing is encoded or written."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def plan_push(context: Context, infos: Sequence[CheckpointInfo], remote: Remote)
         with open_listed(context, info) as directory:
             wanted = missing.intersection(blob.digest for blob in directory.manifest.blobs)
             lacks = any(not dirfd_stat.exists(directory.lock.inside / BLOBS / digest) for digest in wanted)
-        if lacks:  # a push reads the blobs in the directory of the checkpoint
+        if lacks:  # a push reads blobs only from the directory of the checkpoint
             error = only_elsewhere(context, info, remote.name)
             away[info.id] = f"{info.name} cannot be pushed: {error.message if error else 'it was evicted'}"
     if not away:
@@ -88,7 +88,7 @@ class RemoteState(NamedTuple):
         lacking: Ids of the checkpoints that the remote lacks or has in part.
         source: The remote, for reading.
         places: Its checkpoints. Without encoding, only those of the plan.
-        sizes: For each blob of the plan that the remote has, the sizes that it has there.
+        sizes: For each blob of the plan that the remote has, the sizes of its objects.
         known: The record of earlier checks of the remote.
         nbytes: For each checkpoint id, the number of bytes of its blobs that may be missing on the remote.
         has_looked: Whether `sizes` comes from the remote. Otherwise it comes from earlier records.
@@ -107,16 +107,17 @@ class RemoteState(NamedTuple):
 
     @classmethod
     def nothing(cls, context: Context, remote: Remote) -> RemoteState:
-        """Return an empty state, for a push that sends given checkpoints whatever the remote has."""
+        """Return an empty state, for a push that sends given checkpoints without a plan."""
         plan = TransferPlan("push", remote.name, (), (), (), 0)
         known = read_record(context.layout, remote.name)
         return cls(plan, set(), ObjectSource(remote.objects, remote.name), set(), {}, known)
 
 
 def believe(context: Context, infos: Sequence[CheckpointInfo], remote: Remote, known: RemoteRecord) -> RemoteState:
-    """As `inspect_remote`, but from the local record of the remote, without listing it.
+    """Return the same state as `inspect_remote`, but from the local record of the remote and without requests for it.
 
-    The result is an estimate for checkpoints that the remote lacks. A push asks the remote before it sends a blob.
+    The caller knows that the remote lacks all of these checkpoints. Which blobs it has is an estimate, so a push looks
+    up each blob on the remote before it sends the blob.
     """
     check_takes(remote, context.settings)
     blobs, unreadable = _blobs_of_each(context, infos)
@@ -134,7 +135,11 @@ def believe(context: Context, infos: Sequence[CheckpointInfo], remote: Remote, k
 def inspect_remote(
     context: Context, infos: Sequence[CheckpointInfo], remote: Remote, known: RemoteRecord
 ) -> RemoteState:
-    """Find out what a remote has of some checkpoints. The cost depends on these, not on the size of the remote."""
+    """Determine which of these checkpoints and of their blobs a remote has.
+
+    The cost depends on these checkpoints, not on the size of the remote, unless differences are pushed. All checkpoints
+    on the remote are then listed.
+    """
     check_takes(remote, context.settings)
     source = ObjectSource(remote.objects, remote.name)
     blobs, unreadable = _blobs_of_each(context, infos)
@@ -145,7 +150,7 @@ def inspect_remote(
     sizes = sizes_there(remote, condemned, wanted, known)
     missing = {digest: nbytes for digest, nbytes in wanted.items() if nbytes not in sizes.get(digest, ())}
     lacking = {info.id for info in infos if place_of(info) not in there}
-    # The checkpoints that are on the remote have these blobs under another name or in encoded form, or lack them.
+    # If a checkpoint is on the remote, its missing blobs may be there under another name or in encoded form.
     others = [info for info in infos if missing and info.id not in lacking]
     others = [info for info in others if any(digest in missing for digest, _ in blobs[info.id])]
     forms = {info.id: source.form(place_of(info)) for info in others}
@@ -174,7 +179,7 @@ def _bytes_of_each(blobs: Mapping[str, Iterable[BlobRecord]], missing: Mapping[s
 def _blobs_of_each(
     context: Context, infos: Iterable[CheckpointInfo]
 ) -> tuple[dict[str, tuple[BlobRecord, ...]], dict[str, CkstoreError]]:
-    """Return the blobs of checkpoints by id; and, by name, why a checkpoint is unreadable or deleted."""
+    """Return the blobs of each checkpoint by id, and the errors of unreadable or deleted checkpoints by name."""
     blobs: dict[str, tuple[BlobRecord, ...]] = {}
     unreadable: dict[str, CkstoreError] = {}
     for info in infos:
@@ -205,7 +210,7 @@ def _places_there(
 def sizes_there(
     remote: Remote, condemned: CondemnedNames, digests: Iterable[str], known: RemoteRecord
 ) -> dict[str, Collection[int]]:
-    """For each of these blobs that a remote has, return its sizes there. Versions known to be damaged do not count."""
+    """Return the sizes of the objects of each blob that a remote has. Versions known to be damaged are left out."""
     by_key = {keys.blob(str(condemned.name(digest))): digest for digest in digests}
     found, known.blob_count = look(remote.objects, by_key, known.blob_count)
     of_blobs = {by_key[key]: listed for key, listed in found.items()}

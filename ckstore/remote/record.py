@@ -1,7 +1,7 @@
 """The store's record of the contents of a remote: ``remotes/<name>.json``. Source: docs/format/v1.md, "remotes/".
 
-The record saves requests, and shows an eviction which blobs need not be read back. It decides no deletion: an eviction
-lists the remote again, and uses an entry only if the remote still has the recorded version.
+The record avoids requests, and lets an eviction skip reading back some blobs. No deletion relies on the record alone:
+an eviction lists the remote again, and uses an entry only if the remote still lists the recorded version.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ were read back and have another digest."""
 
 
 class ObjectVersion(NamedTuple):
-    """A version of an object whose content is known."""
+    """A version of an object, and the reason why its content is known."""
 
-    # As the remote listed it.
+    # From the listing of the remote.
     nbytes: int
     modified: str
     tag: str
@@ -63,17 +63,20 @@ class RemoteRecord:
     blobs: dict[str, ObjectVersion] = field(default_factory=dict)  # digest -> the version whose bytes are known
     # Key of a small document -> digest of the content that was pushed, and the tag of the resulting version.
     documents: dict[str, tuple[str, str]] = field(default_factory=dict)
-    # Id of a checkpoint -> when its manifest was written, after all of its blobs were found on the remote.
+    # Id of a checkpoint -> time at which its manifest was written. The remote then had all of its blobs.
     checkpoints: dict[str, str] = field(default_factory=dict)
-    blob_count: int = 0  # how many blobs the last full listing had
+    blob_count: int = 0  # number of blobs in the last full listing
 
     def is_damaged(self, digest: str, listed: ObjectEntry) -> bool:
-        """Whether a verification found other bytes in this version of a blob."""
+        """Whether a verification found wrong bytes in this version of a blob."""
         seen = self.blobs.get(digest)
         return seen is not None and seen.how == "damaged" and seen.is_still(listed)
 
     def render(self) -> bytes:
-        """Return the content of the file: the newest entries of each kind, few enough to rewrite with each push."""
+        """Return the content of the file.
+
+        It has only the newest entries of each kind, because every push rewrites the whole file.
+        """
         blobs = sorted(self.blobs.items(), key=lambda item: item[1].modified)[-_MOST:]
         checkpoints = sorted(self.checkpoints.items(), key=lambda item: item[1])[-_MOST:]
         members = {
@@ -128,7 +131,7 @@ def _place(layout: Layout, name: str) -> StorePath:
 
 
 def read_record(layout: Layout, name: str) -> RemoteRecord:
-    """Return the record of a remote, empty if the file is missing or unreadable. Records only save work."""
+    """Return the record of a remote. It is empty if the file is missing or unreadable, since records only save work."""
     path = _place(layout, name)
     try:
         return read(files.read_file(path, most_bytes=_MAX_BYTES), _parse, str(path))

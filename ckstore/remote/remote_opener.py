@@ -1,4 +1,4 @@
-"""Resolves the names of remotes. A store in a directory can be read as a remote, and is never pushed to."""
+"""Resolves the names of remotes. A store in another directory can be read like a remote, but is never pushed to."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class OtherStore:
 
 
 RemoteLike = str | os.PathLike[str]
-"""Name of a remote, or the directory of another store, which is only read."""
+"""The name, URL or directory of a remote, or the directory of another store, which is only read."""
 
 
 def open_source(context: Context, remote: RemoteLike | None) -> Remote | OtherStore:
-    """Return the remote or store that a caller names, for reading. If None, the only remote of the store.
+    """Return the remote or store that a caller names, for reading. If `remote` is None, return the only remote.
 
     Raises:
         RemoteError: No remote has that name.
@@ -72,33 +72,33 @@ def _name_of(context: Context, remote: RemoteLike | None) -> str | Path:
     """Return the name of a remote, or the directory of a store."""
     if remote is None or (isinstance(remote, str) and os.sep not in remote):
         return remote or ""
-    # A URL is not taken for a directory of that name.
+    # `parse_target` distinguishes URLs from directories, so a URL is never mistaken for a path.
     target = parse_target(remote)
     there = [one.name for one in entries(context.layout).values() if one.target == target]
     if there:
         return there[0]
     if target.kind == "directory" and is_store(target.path):
-        # The path is absolute, because later reads may start in another working directory.
+        # Resolve the path now, because the working directory may change before later reads.
         return resolved(target.path)
     msg = f"the store {context.layout.path} has no remote at {target}"
     raise NoSuchRemote(msg, hint=f"ckstore remote add NAME {target.address}")
 
 
 def open_remote(context: Context, name: str, *, writing: bool = False) -> Remote:
-    """Return the remote that the settings have under a name; "" is the only one."""
+    """Return the remote that has this name in the settings. An empty name stands for the only remote."""
     entry = entry_named(context.layout, name)
     if entry.target.kind == "store":
         raise _is_store(entry.name, entry.target.path)
     if writing:
         check_takes_pushes(entry)
-    # The features come from a probe. A service that was never probed is treated as one without compare-and-swap.
+    # The abilities come from a probe. A service that was never probed is treated as one without compare-and-swap.
     seen = entry.abilities or Abilities(cas="no", checks_bodies=None)
     objects = open_objects(entry.target, entry.abilities)
     return Remote(entry.name, objects, seen.cas != "no", seen.checks_bodies is True, entry.uuid)
 
 
 def refuse_store(target: Target) -> None:
-    """Raise `BadInput` if a directory that is to become a remote holds a store."""
+    """Raise `BadInput` if the directory for a new remote is a store."""
     if target.kind != "url" and is_store(target.path):
         raise _is_store(str(target.path), target.path)
 
@@ -123,7 +123,7 @@ def _other_store(context: Context, path: Path, name: str) -> OtherStore:
 
 
 def source_of(remote: Remote | OtherStore, near: Near = nothing_near) -> Source:
-    """Return a source that reads from a remote and decodes with local blobs from `near`."""
+    """Return a source that reads from a remote, and uses local blobs from `near` as bases for decoding."""
     if isinstance(remote, Remote):
         return ObjectSource(remote.objects, remote.name, near)
     return StoreSource(remote.name, remote.context)
@@ -142,14 +142,14 @@ def near(layout: Layout) -> Near:
 
 
 def uuid_of(remote: Remote | OtherStore) -> str:
-    """Return the uuid of the remote or store. If it differs from a recorded one, the name has another remote now."""
+    """Return the uuid of the remote or store. If a recorded uuid differs, the name now refers to another remote."""
     if isinstance(remote, Remote):
         return read_info(remote.objects, remote.name).uuid
     return remote.context.settings.uuid
 
 
 def settings_there(target: Target, name: str) -> tuple[str, int] | None:
-    """Return the hash and the chunk size of the store or remote at a target; None if there is neither."""
+    """Return the hash and the chunk size of the store or remote at a target, or None if the target has neither."""
     if target.kind != "url" and is_store(target.path):
         settings = read_settings(target.path)
         return settings.hash, settings.chunk_bytes

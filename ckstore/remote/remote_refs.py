@@ -1,4 +1,4 @@
-"""Resolves refs to checkpoints of a source, by the rules for refs in a store."""
+"""Resolves refs to checkpoints of a source, with the rules for refs in a store."""
 
 from __future__ import annotations
 
@@ -22,18 +22,19 @@ from ckstore.remote.source import RemovedCheckpoint, Source
 def find_on_remote(source: Source, text: str, *, run: str | None, hash_prefix: str) -> Place:
     """Return the checkpoint that a ref names at a source.
 
-    `latest-valid` names the same as `latest`. No bytes are read here, and all that the caller reads is verified.
+    `latest-valid` names the same checkpoint as `latest`. This function reads no blobs, and the caller verifies every
+    blob that it reads.
     """
     ref = parse_ref(text)
     tags = source.tags() if ref.kind == "tag" else {}
     if ref.kind == "tag" and ref.value in tags:
         return _place_of_tag(source, ref, tags[ref.value])
-    if ref.kind not in ("tag", "id"):  # tags and ids name one checkpoint of the whole remote, as in a store
+    if ref.kind not in ("tag", "id"):  # a tag or an id names one checkpoint of the whole remote, as in a store
         ref = replace(ref, run=ref.run or run)
     if ref.kind in ("latest", "latest-valid"):
         ref = Ref(ref.run, "latest", "latest")
         return _newest(source, source.places("" if ref.run is None else f"{ref.run}/"), ref, hash_prefix)
-    if ref.kind in VERIFIED_KINDS:  # the remaining kinds skip a checkpoint because of facts in its manifest
+    if ref.kind in VERIFIED_KINDS:  # the other kinds of them skip checkpoints because of facts in the manifests
         found = facts_of(source, source.places("" if ref.run is None else f"{ref.run}/"), hash_prefix)
         reasons = {place: why_skipped(ref.kind, info) for place, info in found.items()}
         chosen = [place for place, reason in reasons.items() if not reason]
@@ -42,7 +43,7 @@ def find_on_remote(source: Source, text: str, *, run: str | None, hash_prefix: s
             message = f"{ref}: every checkpoint at {source.name} is skipped, such as {place.name} ({reason})"
             raise NoSuchRef(message, hint="latest names the newest one")
         return _newest(source, chosen, ref, hash_prefix)
-    if ref.kind == "best":  # by the metrics of the manifests, which is slow; only users ask for it, and rarely
+    if ref.kind == "best":  # reading the metrics in all manifests is slow, but users rarely request this kind
         there = facts_of(source, source.places("" if ref.run is None else f"{ref.run}/"), hash_prefix)
         best = _resolved(source, ref, [*there.values()])
         return next(place for place in there if place.id == best.id)
@@ -59,7 +60,7 @@ def find_on_remote(source: Source, text: str, *, run: str | None, hash_prefix: s
 def _stub(place: Place) -> CheckpointInfo:
     """Return a checkpoint with only the facts that a listing has.
 
-    Steps replace the commit order, which only affects suggestions.
+    The step is used as the sequence number, because the commit order affects only the suggestions in errors.
     """
     return CheckpointInfo(place.id, place.run, place.step, place.step, "", 0, 0, 0, 0, "")
 
@@ -67,7 +68,7 @@ def _stub(place: Place) -> CheckpointInfo:
 def _resolved(
     source: Source, ref: Ref, found: Sequence[CheckpointInfo], tags: Mapping[str, Place] = MappingProxyType({})
 ) -> CheckpointInfo:
-    """Return the checkpoint that a ref names. Errors name the source, which may lack what the store has."""
+    """Return the checkpoint that a ref names. Errors name the source, which may lack checkpoints of the store."""
     if not any(ref.run in (None, info.run) for info in found):
         raise _none_at(source, ref)
     try:
@@ -92,7 +93,7 @@ def _place_of_tag(source: Source, ref: Ref, place: Place) -> Place:
 
 
 def _newest(source: Source, places: Sequence[Place], ref: Ref, hash_prefix: str) -> Place:
-    """Return the newest of some checkpoints in commit order, which requires their manifests."""
+    """Return the newest of some checkpoints in commit order. That order is read from their manifests."""
     runs = sorted({place.run for place in places})
     if ref.run is None and len(runs) > 1:
         msg = f"{ref}: {source.name} has {len(runs)} runs: {', '.join(runs[:5])}"

@@ -48,7 +48,7 @@ def check_checkpoints(context: Context, every: Sequence[CheckpointInfo]) -> Iter
 
 def check_remote_ages(context: Context) -> Iterator[CheckResult]:
     """Examine whether directories of remotes may be purged by age."""
-    # An invalid entry is skipped: opening that remote raises an error.
+    # An invalid entry is skipped, because opening that remote raises an error anyway.
     known = read_config(context.layout).get("remotes") or {}
     targets = {name: one.get("target") for name, one in known.items() if isinstance(one, dict)}
     directories = {
@@ -100,9 +100,9 @@ class EvictedFacts:
 
     Attributes:
         counts: The number of evicted checkpoints by the name of the remote.
-        unknown: Those of these names that no remote of the store has.
+        unknown: Names in `counts` for which the store has no remote.
         replaced: Checkpoints that were evicted to a remote whose name now belongs to another remote.
-        missing: Checkpoints that lacked bytes when the mirror was listed last.
+        missing: Checkpoints whose bytes the mirror lacked at its last listing.
     """
 
     counts: Mapping[str, int]
@@ -131,11 +131,11 @@ def check_elsewhere(facts: EvictedFacts) -> CheckResult:
 
 
 def check_mirror(status: MirrorStatus, *, is_remote: bool) -> CheckResult:
-    """Check how long checkpoints have only been local, and whether pushes work.
+    """Check how long checkpoints have existed only locally, and whether pushes work.
 
     Args:
         status: The status of the mirror.
-        is_remote: Whether the mirror is a remote of the store. An earlier ckstore removed it from the remotes.
+        is_remote: Whether the mirror is a remote of the store. Earlier versions of ckstore could remove that remote.
     """
     if not is_remote:
         add = f"ckstore remote add {status.remote} TARGET"

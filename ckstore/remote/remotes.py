@@ -33,7 +33,7 @@ from ckstore.remote.verification.remote_verify_report import RemoteVerifyReport
 
 
 class Remotes:
-    """The remotes of a store, by name. They are read from ``config.json`` each time."""
+    """The remotes of a store, by name. Every call reads them from ``config.json``."""
 
     __slots__ = ("_context",)
 
@@ -67,21 +67,21 @@ class Remotes:
     def add(
         self, name: str, target: str | os.PathLike[str], *, endpoint: str | None = None, region: str | None = None
     ) -> RemoteEntry:
-        """Add a remote under a name, after probing its service. A remote is created at the place if none exists.
+        """Probe a service and add the remote under a name. If the target has no remote yet, one is created.
 
-        Credentials come from the environment, a profile or a role whenever the remote is used. They are never stored.
+        Credentials are read from the environment, a profile or a role each time the remote is used, and never stored.
 
         Args:
             name: 1 to 100 of the characters A-Z a-z 0-9 . _ -, not beginning with a dot or a dash.
             target: A URL of object storage, such as ``s3://BUCKET/PREFIX``, or a directory, which is created if it is
-                missing. The directory of a store is also possible; that store is then only read.
-            endpoint: URL of an S3-compatible service. If None, that of the environment, or the provider's default.
-            region: The region of the bucket. If None, that of the environment.
+                missing. The directory of a store is also allowed. That store is then only read.
+            endpoint: URL of an S3-compatible service. If None, the URL in the environment or the provider's default.
+            region: The region of the bucket. If None, the region in the environment.
 
         Raises:
-            BadInput: The name is already used for another remote, the address is invalid, the remote has another hash,
-                or the directory holds other files.
-            RemoteError: The place cannot be reached or used.
+            BadInput: The name is already used for another remote, the address is invalid, the remote uses another hash
+                than the store, or the directory contains other files.
+            RemoteError: The target cannot be reached or used.
         """
         return self._add(name, target, endpoint=endpoint, region=region)
 
@@ -101,9 +101,9 @@ class Remotes:
         """Probe the service of a remote again, and store the result.
 
         Raises:
-            NoSuchRemote: No remote has that name, or its place no longer holds a remote.
+            NoSuchRemote: No remote has that name, or its target no longer has a remote.
             BadInput: Another process has meanwhile given the name to another remote.
-            RemoteError: The place cannot be reached or used, or it holds another remote.
+            RemoteError: The target cannot be reached or used, or it has another remote.
         """
         from ckstore.remote.documents.remote_info import check_uuid_is
 
@@ -116,9 +116,9 @@ class Remotes:
 
     @api_call
     def remove(self, name: str) -> None:
-        """Remove a remote from the settings. Nothing at its place is changed.
+        """Remove a remote from the settings. The objects of the remote are not changed.
 
-        If only this remote has the bytes of some checkpoints, a `CkstoreWarning` gives their number.
+        If checkpoints of the store were evicted to this remote, a `CkstoreWarning` states their number.
 
         Raises:
             NoSuchRemote: No remote has that name.
@@ -158,22 +158,23 @@ class Remotes:
         If the remote is the mirror of the store, checkpoints that `StoreConfig.keep_remote` does not keep are deleted
         first.
 
-        An unreferenced blob is first marked, and deleted by a later call after the grace period. Until then, readers of
-        a deleted checkpoint can continue. Pushes and other prunes may run at the same time. At most 131,072 blobs are
-        marked at a time; later calls mark the rest.
+        An unreferenced blob is first marked. A later call deletes it after the grace period. Until then, readers of a
+        deleted checkpoint can continue. Pushes and other prunes may run at the same time. At most 131,072 blobs are
+        marked at a time. Later calls mark the rest.
 
         Args:
             name: The name of the remote. "" stands for the only one.
             dry_run: Change nothing, and return what would be deleted.
             exclusive: The caller guarantees that no other process writes to the remote. Required if the service does
-                not support compare-and-swap. On such a service, blobs older than the grace period are deleted at once.
+                not support compare-and-swap. On such a service, unreferenced blobs older than the grace period are
+                deleted in the same call.
             grace: The grace period in seconds, or as text such as ``12h``. At least one minute.
 
         Raises:
             NoSuchRemote: No remote has that name.
             InUse: The service does not support compare-and-swap, and a push is under way although `exclusive` is True.
             RemoteError: The service does not support compare-and-swap, and `exclusive` is False. Or it does not answer.
-            BadInput: The name is that of a store, which `Store.gc` cleans up.
+            BadInput: The name is that of a store, which `Store.gc` cleans up, or `grace` is too short.
         """
         from ckstore.remote.documents.claims import end_claims
         from ckstore.remote.pruning.keep_remote import KeepRemote
@@ -218,23 +219,24 @@ class Remotes:
     ) -> RemoteVerifyReport:
         """Read the manifests and blobs of a remote back, and compare them with their digests.
 
-        The checkpoints of all stores that push to the remote are verified. Checkpoints that this store evicted or
-        pushed, and that the remote no longer lists, count as missing, unless they were deleted there through ckstore.
-        If the remote is the mirror, missing objects are pushed again while the store still has their data. Damaged
-        objects must be deleted on the remote first, as the report says.
+        The checkpoints of all stores that push to the remote are verified. A checkpoint that this store evicted or
+        pushed counts as missing if the remote no longer lists it, unless ckstore deleted it there. If the remote is the
+        mirror, missing objects are pushed again while the store still has their data. Damaged objects must be deleted
+        on the remote first, as the report explains.
 
         Args:
             name: The name of the remote. "" stands for the only one.
             ref: Which checkpoint of the remote, as in `Store.pull`. If None, all.
-            sample: Read only this fraction of the blobs, above 0. Blobs that this store never read back come first. The
-                others are drawn at random. Missing blobs and wrong sizes are still detected. If None, all are read.
-            quick: Read the manifests, but no blobs. Blobs are then only listed, with their sizes.
-            budget_s: Read blobs for this many seconds, in the order of `sample`, and at least one.
+            sample: Read only this fraction of the blobs, above 0. Blobs that this store never read back come first, and
+                the others are drawn at random. Missing blobs and wrong sizes are still detected. If None, all blobs are
+                read.
+            quick: Read the manifests, but no blobs. The sizes of the blobs are taken from a listing.
+            budget_s: Read blobs for this many seconds, in the order described for `sample`. At least one blob is read.
             rate_bytes_s: Maximum read rate, in bytes per second.
-            progress: Called from time to time with the number of bytes read and the total.
+            progress: Called regularly with the number of bytes read so far and the total number of bytes.
 
         Raises:
-            NoSuchRemote: No remote has that name, or its place no longer holds a remote.
+            NoSuchRemote: No remote has that name, or its target no longer has a remote.
             NoSuchRef, AmbiguousRef: The ref does not name one checkpoint of the remote.
             BadInput: An option is out of range, two options exclude each other, or the name is that of a store.
             RemoteError: The remote does not answer.
@@ -250,7 +252,7 @@ class Remotes:
     def claims(self, name: str) -> tuple[StoreClaims, ...]:
         """Return the stores that rely on checkpoints of a remote because they evicted their local copies.
 
-        No store deletes such a checkpoint from the remote, neither by `StoreConfig.keep_remote` nor by `prune`.
+        Neither `StoreConfig.keep_remote` nor `prune` of any store deletes such a checkpoint from the remote.
 
         Raises:
             NoSuchRemote: No remote has that name.
@@ -262,7 +264,7 @@ class Remotes:
         from ckstore.remote.remote_opener import open_remote
 
         remote = open_remote(self._context, name)
-        read_info(remote.objects, remote.name)  # raises if the bucket was emptied, since its claims are then unknown
+        read_info(remote.objects, remote.name)  # raises if the bucket was emptied, because its claims are then unknown
         return store_claims(self._context, remote)
 
     @api_call
@@ -275,8 +277,8 @@ class Remotes:
 
         Raises:
             NoSuchRemote: No remote has that name.
-            BadInput: `store` is this store, whose claims end when `pull` restores the data, or it has no claim on the
-                remote.
+            BadInput: `store` has no claim on the remote, or it is this store, whose claims end when `pull` restores the
+                data.
             RemoteError: The remote does not answer.
         """
         from ckstore.remote.documents.claims import release_claims
@@ -308,14 +310,14 @@ class Remotes:
 
     @api_call
     def convert(self, name: str, new: str, directory: str | os.PathLike[str]) -> TransferReport:
-        """Copy a store to a new remote, which replaces it in the settings.
+        """Copy another store to a new remote, and replace that store in the settings with the remote.
 
         An earlier draft of ckstore pushed to stores instead of remotes. After the copy, evicted checkpoints are read
-        from the remote. If the store was the mirror, the remote becomes the mirror. The store itself is not changed.
-        An interrupted call can be repeated.
+        from the new remote. If the other store was the mirror, the new remote becomes the mirror. The other store is
+        not changed. An interrupted call can be repeated.
 
         Args:
-            name: The name of the remote that is a store.
+            name: The name of the other store among the remotes.
             new: The name of the new remote, as in `add`.
             directory: The directory of the new remote, as in `add`.
 
@@ -323,7 +325,7 @@ class Remotes:
             NoSuchRemote: No remote has that name.
             BadInput: `name` is not a store, or `add` raised it.
             RemoteError: The directory cannot be used.
-            CkstoreError: Some checkpoints could not be copied. Those are still read from the store.
+            CkstoreError: Some checkpoints could not be copied. They are still read from the other store.
         """
         from ckstore.remote.remote_only.store_conversion import convert
         from ckstore.remote.remote_opener import OtherStore, open_remote, open_source
@@ -348,14 +350,14 @@ class Remotes:
         config_file.edit(self._context.layout, MEMBER, kept)
 
     def _check_is_at(self, name: str, target: Target) -> None:
-        """Raise `BadInput` if a name is already that of a remote at another place."""
+        """Raise `BadInput` if the name already belongs to a remote with another target."""
         taken = entries(self._context.layout).get(name)
         if taken is not None and taken.target != target:
             hint = f"remove it first with ckstore remote rm {name}, or choose another name"
             raise BadInput(f"{name} is the remote at {taken.target}", hint=hint)
 
     def _probed_entry(self, name: str, target: Target, *, make: bool) -> RemoteEntry:
-        """Return the entry of a remote after probing its place. With `make`, create a remote if none exists."""
+        """Return the entry of a remote after probing its target. If `make` is True, create a missing remote."""
         if target.kind == "store":
             return RemoteEntry(name, target, self._store_at(target))
         if target.kind == "directory" and make:
@@ -369,8 +371,8 @@ class Remotes:
         if make and abilities.writes and objects.head(keys.INFO) is None:
             created = text_of_time(now or datetime.now(UTC))
             objects.create(keys.INFO, RemoteInfo.of(settings, created).render())
-        # The description is read back even after it was written: if two clients create a remote at the same time, both
-        # use the one that exists.
+        # The description is read back even after it was written. If two clients create a remote at the same time, both
+        # then use the same description.
         is_shared = make and abilities.writes and abilities.cas == "no"
         info = agreed_info(objects, name) if is_shared else read_info(objects, name)
         check_hash(info, settings, name)

@@ -22,13 +22,13 @@ T = TypeVar("T")
 _FORMAT = "ckstore-remote-tag"
 _VERSION = 1
 TAG_MAX_BYTES = 2**20
-# An attempt fails if another client writes the same small object at the same moment.
+# The number of attempts to write. An attempt fails if another client writes the same small object at the same moment.
 _TRIES = 10
 _PAUSE_S = 0.05
 
 
 def read_document(data: bytes, parse: Callable[[bytes, str], T], where: str) -> T:
-    """Parse a small object. An invalid one raises `RemoteError`, since no argument of the caller is wrong."""
+    """Parse a small object. If it is invalid, raise `RemoteError`, since the caller's arguments are not at fault."""
     try:
         return read(data, parse, where)
     except (BadInput, DamagedBlob) as error:
@@ -60,7 +60,7 @@ def _parse_tag(data: bytes, where: str) -> Place:
 
 
 def read_tags(objects: Objects, *, strict: bool = False) -> dict[str, Place]:
-    """Return the target of each tag. Unreadable tags are left out, or raise with `strict`."""
+    """Return the target of each tag. Unreadable tags are left out, or raise an error if `strict` is True."""
     found = {name: listed.key for listed in objects.list(keys.TAGS) if (name := keys.tag_in(listed.key))}
     tags: dict[str, Place] = {}
     for name, key in found.items():
@@ -75,17 +75,17 @@ def read_tags(objects: Objects, *, strict: bool = False) -> dict[str, Place]:
 
 
 def change(remote: Remote, key: str, make: Callable[[bytes | None], bytes | None], *, most_bytes: int) -> str | None:
-    """Replace a small object by the result of `make`, given its present content; return the tag of its version.
+    """Replace the content of a small object with `make(content)`, and return the tag of the resulting version.
 
-    `make` gets None if the object does not exist. It may be called several times, and returns None to change nothing.
-    The object is written by compare-and-swap if the service supports that.
+    If the object does not exist, `make` receives None. If `make` returns None, the object is not changed. `make` may be
+    called several times. The object is written by compare-and-swap if the service supports that.
 
     Raises:
         RemoteError: Other clients changed the object at every attempt.
     """
     objects = remote.objects
     for _ in range(_TRIES):
-        # The version is read before the content: if the content is newer, the swap fails.
+        # The version is read before the content. If the object changes in between, the swap fails.
         found = objects.head(key)
         version = None if found is None else found.tag
         present = None if version is None else objects.get(key, most_bytes)

@@ -28,7 +28,7 @@ class RemovedCheckpoint(Exception):
 
 
 class Source(Protocol):
-    """The calls of pulls and of reads of evicted blobs. Threads may share a source."""
+    """The calls with which pulls and reads of evicted blobs access a source. Threads may share a source."""
 
     @property
     def name(self) -> str:
@@ -41,7 +41,7 @@ class Source(Protocol):
         """Return the bytes of a manifest, or None if the checkpoint does not exist."""
 
     def plain(self, place: Place) -> bytes:
-        """Return the plain manifest of a checkpoint that has another `manifest`, or raise `RemovedCheckpoint`."""
+        """Return the plain manifest of an encoded checkpoint, or raise `RemovedCheckpoint` if it was deleted."""
 
     def annotations(self, place: Place) -> bytes | None:
         """Return the bytes of the annotations of a checkpoint, or None if it has none."""
@@ -50,33 +50,41 @@ class Source(Protocol):
         """Return the checkpoint that each tag names."""
 
     def pins(self) -> dict[str, bytes]:
-        """Return the bytes of each pin, by its name."""
+        """Return the bytes of each pin, by name."""
 
     def read_into(self, place: Place, digest: str, offset: int, into: memoryview) -> int | None:
-        """Fill memory with unverified bytes of a blob. Return how many were received, or None if it is missing."""
+        """Fill memory with unverified bytes of a blob.
+
+        Returns:
+            The number of bytes received, or None if the blob is missing.
+        """
 
     def read_any(self, digest: str, into: memoryview) -> bool:
-        """Fill memory with an unverified plain blob, which may be unreferenced and freed at any time."""
+        """Fill memory with the unverified bytes of a plain blob, and return False if the blob is missing.
+
+        No checkpoint need reference the blob, so it may be freed at any time.
+        """
 
     def advance(self, place: Place, digest: str, offset: int, into: memoryview, old: OldPiece) -> int | None:
-        """Turn an old piece in memory into a piece of a blob, in place.
+        """Update memory that holds an old piece to a piece of a blob, in place.
 
-        Return the number of bytes received, or None if the source has no difference between the two pieces.
+        Returns:
+            The number of bytes received, or None if the source has no difference between the two pieces.
         """
 
     def mending(self, place: Place, digest: str = "") -> str:
-        """Return what repairs a damaged blob of a checkpoint on the source, or its damaged manifest."""
+        """Return how to repair a damaged blob on the source, or the damaged manifest if no digest is given."""
 
     def close(self) -> None:
-        """End the waits of all threads, and refuse further calls. If reads never wait long, this does nothing."""
+        """End the waits of all threads, and refuse further calls. A source without long waits does nothing."""
 
 
 class Listing(NamedTuple):
     """The checkpoints in a listing of a remote."""
 
     places: list[Place]  # existing checkpoints
-    half_removed: list[Place]  # deleted ones that still have documents
-    keys: dict[Place, list[str]]  # keys of the documents of each
+    half_removed: list[Place]  # deleted checkpoints that still have documents
+    keys: dict[Place, list[str]]  # keys of the documents of each listed checkpoint
 
 
 class ObjectSource:
@@ -114,11 +122,11 @@ class ObjectSource:
         for listed in self._objects.list(f"{keys.CHECKPOINTS}{under}"):
             if (place := keys.place_in(listed.key, keys.OF_PLACE)) is not None:
                 found.setdefault(place, []).append(listed.key)
-            if len(found) > _MOST_PLACES:  # the listing is kept in memory, and costs a malicious remote nothing
+            if len(found) > _MOST_PLACES:  # a long listing costs a malicious remote nothing, but fills memory here
                 raise RemoteError(f"{self.name} lists more than {_MOST_PLACES:,} checkpoints")
         dropped = {place for place, there in found.items() if place.dropped in there}
         if any(place.manifest in found[place] for place in dropped):
-            # Claims are read after the mark: the process that wrote the mark also looks for claims afterwards.
+            # Claims are listed after the marks, because a deletion also lists the claims after it writes its mark.
             dropped -= {claim.place for claim in claims_at(self._objects)}
         places = [place for place, there in found.items() if place.manifest in there and place not in dropped]
         self._unannotated = {place for place, there in found.items() if place.annotations not in there}
@@ -140,12 +148,12 @@ class ObjectSource:
         return data
 
     def form(self, place: Place) -> StoredForm:
-        """Return the form in which the remote stores a checkpoint's blobs, plain if the checkpoint does not exist."""
+        """Return the form in which the remote stores a checkpoint's blobs. It is plain for a missing checkpoint."""
         return self._decoding.form(place)
 
     def annotations(self, place: Place) -> bytes | None:
         """See `Source`."""
-        # Most checkpoints have no annotations, as the last listing shows.
+        # The last listing shows which checkpoints have no annotations, so most requests are avoided.
         return None if place in self._unannotated else self._objects.get(place.annotations, ANNOTATIONS_MAX_BYTES)
 
     def tags(self) -> dict[str, Place]:
@@ -171,11 +179,11 @@ class ObjectSource:
         return self._decoding.advance(place, digest, offset, into, old)
 
     def _read_file(self, digest: str, offset: int, into: memoryview) -> bool:
-        """Fill memory with bytes of a file by its digest."""
+        """Fill memory with bytes of the file that has this digest. Return False if the file is missing."""
         name = self._names.get(digest, digest)
         if self._objects.read_into(keys.blob(name), offset, into):
             return True
-        # The bare name may be retired. The blob then has a number, and the greatest one counts.
+        # The bare name may be retired. The name of the blob then has a number, and the greatest number is current.
         names = (keys.blob_in(listed.key) for listed in self._objects.list(f"{keys.blob(digest)}."))
         numbers = (name.number for name in names if name is not None and name.digest == digest)
         for number in sorted(numbers, reverse=True):
@@ -191,19 +199,19 @@ class SourceManifest(NamedTuple):
 
     manifest: Manifest  # the parsed manifest, in plain form
     id: str  # the id of the checkpoint
-    data: bytes  # its bytes
+    data: bytes  # the bytes of the plain manifest
     form: StoredForm = PLAIN_FORM  # how the source stores the blobs
 
     @property
     def files(self) -> Sequence[BlobRecord]:
-        """The objects in ``blobs/`` that hold the blobs, by their digests and sizes."""
+        """The digests and sizes of the objects in ``blobs/`` that hold the blobs."""
         return self.form.stored(self.manifest.blobs)
 
 
 def read_manifest(source: Source, place: Place, hash_prefix: str) -> SourceManifest | None:
     """Return the manifest of a checkpoint on a source, or None if it no longer exists.
 
-    It is parsed with the limits of every manifest, and must belong to the checkpoint at `place`.
+    The usual limits of manifests apply, and the manifest must belong to the checkpoint at `place`.
 
     Raises:
         RemoteError: The manifest is damaged, or belongs to another checkpoint.

@@ -1,4 +1,4 @@
-"""Push and pull with the arguments of callers: which checkpoints, which remote, which limits."""
+"""Push, pull and evict with the arguments of callers: the checkpoints, the remote and the limits."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def push(
     dry_run: bool = False,
     lacks_all: bool = False,
 ) -> TransferReport:
-    """See `ckstore.Store.push`. With `lacks_all`, the caller has just checked that the remote has none of them."""
+    """See `ckstore.Store.push`. With `lacks_all`, the caller has just checked that the remote has none of `refs`."""
     how = replace(_manner(options), lacks_all=lacks_all)
     infos = Choice(refs, options).of(context)
     if dry_run:
@@ -80,7 +80,7 @@ def pull(
     if not dry_run:
         context.check_writable()
     there = open_source(context, remote)
-    # Check that the remote still exists, because an empty place would look like a remote without checkpoints.
+    # Check that the remote still exists, because an empty bucket would look like a remote without checkpoints.
     if isinstance(there, Remote):
         read_info(there.objects, there.name)
     if dry_run:

@@ -1,1 +1,1 @@
-"""Encoded forms for transfers: differences to data that the other side already has. See docs/adr/0024."""
+"""Encoded forms for transfers: differences from data that the receiver already has. See docs/adr/0024."""

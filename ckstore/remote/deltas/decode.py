@@ -1,7 +1,7 @@
 """Decode the encoded files of a remote to plain blobs, with the help of local blobs. Source: docs/format/remote-v1.md.
 
-Every plain blob is compared with its digest before it is used, also as a base. A piece that is updated in place is
-compared by the caller.
+Every plain blob is compared with its digest before it is used, including its use as a base. If a piece is updated in
+place, the caller compares the result with its digest.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ReadFile = Callable[[str, int, memoryview], bool]
 """A function that fills memory with bytes of a file on the remote, given the digest of the file and an offset. It
 returns False if the file is missing."""
 Near = Callable[[str], "Buffer | None"]
-"""A function that returns the plain bytes of a local blob, or None. They may be damaged, so the caller checks them."""
+"""A function that returns the plain bytes of a local blob, or None. The caller checks the bytes for damage."""
 
 # The size of the cache: four blobs of the default size. A pack is needed repeatedly, because it has many pieces and is
 # the base of many blobs.
@@ -58,11 +58,14 @@ class Decoding:
         self._mutex = threading.Lock()
 
     def form(self, place: Place) -> StoredForm:
-        """Return the form in which the blobs of a checkpoint are stored, plain if the checkpoint does not exist."""
+        """Return the form in which the blobs of a checkpoint are stored. It is plain for a missing checkpoint."""
         return self._encoding(place) or PLAIN_FORM
 
     def note(self, place: Place, manifest: bytes | None) -> None:
-        """Record the ``manifest.json`` of a checkpoint, or that it does not exist, so that it is not read again."""
+        """Keep the encoding of a checkpoint from its ``manifest.json``, so that the file is not read again.
+
+        A missing or plain manifest means that the checkpoint has no encoding.
+        """
         if manifest is None or not begins_one(manifest[:HEAD_BYTES]):
             self._encodings[place] = None
             return
@@ -83,7 +86,7 @@ class Decoding:
         return self._encodings[place]
 
     def read_into(self, place: Place, digest: str, offset: int, into: memoryview) -> int | None:
-        """Fill memory with bytes of a plain blob. Return the bytes received, or None if a file is missing."""
+        """Fill memory with bytes of a plain blob. Return the number of bytes received, or None if a file is missing."""
         encoding = self._encoding(place)
         if encoding is None:
             return len(into) if self._read(digest, offset, into) else None
@@ -102,10 +105,10 @@ class Decoding:
         return work.received_bytes
 
     def advance(self, place: Place, digest: str, offset: int, into: memoryview, old: OldPiece) -> int | None:
-        """Turn an old piece in memory into a piece of this blob, in place; return the number of bytes received.
+        """Update memory that holds an old piece to a piece of this blob, in place. Return the number of bytes received.
 
-        Returns None, and leaves the memory unchanged, if the remote has no difference between the two pieces or if the
-        memory does not hold the old piece. After an error the memory may have changed.
+        Return None and leave the memory unchanged if the remote has no difference between the two pieces, or if the
+        memory does not contain the old piece. After an error, the memory may have changed.
         """
         encoding = self._encoding(place)
         if encoding is None:
@@ -132,7 +135,7 @@ class Decoding:
             for tile in found:
                 part = into[tile.start - offset :][: tile.nbytes]
                 stored = file[tile.stored_start : tile.stored_start + tile.stored_bytes]
-                # The memory holds the base of this tile.
+                # The memory already contains the base of this tile, so the tile is decoded in place.
                 decode(StoredTile(tile.codec, stored), tile.run.width, part)
         except MissingFile:
             return None

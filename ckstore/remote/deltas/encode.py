@@ -1,8 +1,9 @@
-"""Encode a checkpoint for a push, as differences to local checkpoints that are also on the remote.
+"""Encode a checkpoint for a push, as differences from local checkpoints that are also on the remote.
 
-Source: docs/format/remote-v1.md, "Checkpoints". The nearest earlier checkpoint gives the smallest differences. If it
-makes the chain of bases too long, a blob is encoded against a checkpoint with a shorter chain, or pushed plain. A small
-difference to the nearest checkpoint is then also pushed, as a link for readers that have that checkpoint.
+Source: docs/format/remote-v1.md, "Checkpoints". The parent, or otherwise the nearest checkpoint, gives the smallest
+differences. If this base makes the chain of bases too long, a blob is encoded against a checkpoint with a shorter
+chain, or pushed plain. A small difference from the nearest checkpoint is then also pushed, as a link for readers that
+have that checkpoint.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ from ckstore.ops.refs.listing import infos
 from ckstore.remote.deltas.spool import Delta, Spool
 from ckstore.remote.keys import Place
 
-# The maximum size of an encoded blob, as a share of its plain size. A smaller saving does not justify that the remote
-# keeps a base, and that every reader downloads and decodes two blobs.
+# The maximum size of an encoded blob, as a share of its plain size. A smaller saving is not worth the cost: the remote
+# must keep the base, and every reader must download and decode two blobs.
 _MOST_SHARE = 1 / 2
 # The errors of a base that was deleted or is incomplete. Another base is then used, or none.
 _NOT_HERE = (NoSuchRef, DamagedBlob, InUse, BytesElsewhere)
 _TRIED_MOST = 2
-# The number of nearest checkpoints among which one with a shorter chain is searched.
+# The number of nearest checkpoints that are searched for one with a shorter chain.
 _LOOKED_AT = 128
 # The maximum size of a link, as a share of the plain size. A link is stored in addition to the form that every reader
 # can decode.
@@ -98,7 +99,7 @@ class _Encoder:
     def begin(
         self, nearest: CheckpointInfo, form_of: Callable[[Place], StoredForm], sizes: Mapping[str, Collection[int]]
     ) -> bool:
-        """Load the encodings that the remote has. Return False if the nearest checkpoint is not available locally."""
+        """Adopt the forms that the remote stores. Return False if the nearest checkpoint is not available locally."""
         base = self._open_base(nearest)
         if base is None:
             return False
@@ -106,9 +107,10 @@ class _Encoder:
         form = form_of(Place(nearest.run, nearest.step, nearest.id))
         blobs = self._directory.manifest.blobs
         self._forms.keep_plain(blob for blob in blobs if blob.nbytes in sizes.get(blob.digest, ()))
-        # The base has the form that the remote stores, whatever the local form is.
+        # Chains are computed from the form of the base on the remote, which may differ from its local form.
         self._forms.adopt(replace(base.manifest, form=form))
-        # The lengths of chains are checked later. If they do not allow this base, the difference can still be a link.
+        # The lengths of chains are checked later. If a chain with this base is too long, the difference can still be
+        # pushed as a link.
         self._matcher = self._matcher_of(base, lambda *_: True)
         return True
 
@@ -124,19 +126,19 @@ class _Encoder:
         return Matcher(self._layout, StorageLayout(base.manifest), self._source.sample, may_be_base)
 
     def todo(self) -> list[int]:
-        """Return the indexes of the blobs that the remote has in no form."""
+        """Return the indexes of the blobs that the remote does not have in any form."""
         blobs = self._directory.manifest.blobs
         return [i for i, blob in enumerate(blobs) if not self._forms.is_settled(blob.digest)]
 
     def is_copy(self, blob: int) -> bool:
-        """Whether other blobs, which this one copies from, must be encoded before it."""
+        """Whether this blob copies from other blobs, which must then be encoded first."""
         return self._matcher.is_copy(blob)
 
     def settle(self, index: int) -> None:
         """Choose the form of a blob: based on the nearest checkpoint, on one with a shorter chain, or plain."""
         blob = self._directory.manifest.blobs[index]
         found, is_allowed = self._try_encoding(self._matcher, index)
-        if found is None:  # a large difference to the nearest checkpoint means a larger one to others
+        if found is None:  # the difference from the nearest checkpoint is large, so others would be larger
             self._forms.keep_plain([blob])
         elif is_allowed:
             self._forms.put(blob.digest, found)
@@ -164,7 +166,7 @@ class _Encoder:
         return Form(blob.nbytes, BlobRecord(digest, len(data)), header.bases), is_allowed
 
     def _shorter_chain_matchers(self) -> Iterator[Matcher]:
-        """Yield matchers for other local checkpoints on the chains, those with the shortest chains first."""
+        """Yield matchers for other local checkpoints that share blobs with the chains, the shortest chains first."""
         if self._shorter is None:
             self._shorter = []
             found: list[tuple[int, int, CheckpointInfo]] = []
@@ -198,7 +200,7 @@ class _Encoder:
     def _is_promising(self, blob: BlobRecord, header: Header) -> bool:
         """Whether encoding a blob is likely worthwhile, judged by one tile of its longest run.
 
-        Most blobs that are not worth encoding already show it in that tile.
+        That tile is enough to rule out most blobs that are not worth encoding.
         """
         if blob.nbytes <= 2 * TILE_BYTES:
             return True
@@ -215,7 +217,7 @@ class _Encoder:
         return len(tile) <= 1.25 * _MOST_SHARE * nbytes
 
     def result(self) -> Delta | None:
-        """Return the encoded form of the checkpoint, or None if it is pushed as it is stored locally."""
+        """Return the encoded form of the checkpoint, or None if all of its blobs are pushed plain."""
         directory = self._directory
         manifest = directory.manifest
         found = self._forms.encoding(directory.manifest_id, manifest.blobs, 0)

@@ -14,7 +14,7 @@ _IN_MEMORY_BYTES = 32 * 2**20
 
 
 class Spool:
-    """Holds encoded files until they are pushed, in memory or, if they are large, in an unnamed file."""
+    """Keeps encoded files until they are pushed, in memory or, above a total of 32 MiB, in an unnamed file."""
 
     def __init__(self) -> None:
         self._file = SpooledTemporaryFile(_IN_MEMORY_BYTES)  # noqa: SIM115 - closed with the push
@@ -49,9 +49,9 @@ class Spool:
 class Delta:
     """The encoded form of a checkpoint for a remote."""
 
-    encoding: Encoding  # how its blobs are stored
+    encoding: Encoding  # the stored form of each blob
     spool: Spool  # the files that the remote lacks
-    # The content of ``manifest.json`` and ``plain.json``.
+    # The contents of ``manifest.json`` and of ``plain.json``.
     text: bytes
     plain: bytes
 

@@ -1,1 +1,1 @@
-"""Deleting from a remote: unreferenced blobs, and leftovers of dead pushes. Source: docs/format/remote-v1.md."""
+"""Deletes unreferenced blobs and leftovers of dead pushes from a remote. Source: docs/format/remote-v1.md."""

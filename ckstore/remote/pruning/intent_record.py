@@ -1,4 +1,4 @@
-"""Intents of other clients, as a pruner reads and changes them."""
+"""Reads, voids and finishes the intents of other clients, for a pruner."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class IntentRecord:
     """An intent that was read from the remote.
 
     Attributes:
-        listed: The listed version. The content is of that version or a later one.
+        listed: The entry in the listing. The content is that of the listed version or of a later one.
         members: All members of the document, including unknown ones.
     """
 
@@ -51,7 +51,7 @@ class IntentRecord:
 
     @property
     def places(self) -> tuple[tuple[Any, ...], ...]:
-        """Run, step and id of the checkpoints, as the push wrote them."""
+        """Run, step and id of each checkpoint, unchecked."""
         return tuple((one.get("run"), one.get("step"), one.get("id")) for one in self.members["checkpoints"])
 
     @property
@@ -60,12 +60,12 @@ class IntentRecord:
         return float(self.members["life_s"])
 
     def render(self) -> bytes:
-        """Return the content of its object."""
+        """Return the content of its object, which differs at each call."""
         return seal(canonical_json({**self.members, "change": uuid.uuid4().hex}))
 
 
 def is_intent(key: str) -> bool:
-    """Whether a key is that of an intent."""
+    """Whether a key belongs to an intent."""
     return _KEY.match(key) is not None
 
 
@@ -73,7 +73,7 @@ def read_intent(objects: Objects, listed: ObjectEntry) -> IntentRecord | None:
     """Return an intent, or None if it no longer exists.
 
     Raises:
-        CkstoreError: It cannot be read, so the blobs that it needs are unknown.
+        CkstoreError: The intent cannot be read, so the blobs that the push needs are unknown.
     """
     data = objects.get(listed.key, _MAX_BYTES)
     if data is None:
@@ -94,22 +94,22 @@ def _parse(data: bytes, where: str) -> IntentRecord:
     if isinstance(life_s, bool) or not isinstance(life_s, int | float) or not _LIFE_S[0] <= life_s <= _LIFE_S[1]:
         refuse(where, "life_s", f"seconds from {_LIFE_S[0]} to {_LIFE_S[1]}", life_s)
     members.pop(MEMBER, None)
-    return IntentRecord(None, members)  # type: ignore[arg-type]  # the caller knows which version it listed
+    return IntentRecord(None, members)  # type: ignore[arg-type]  # the caller sets the listed version
 
 
 def void(objects: Objects, record: IntentRecord) -> bool:
-    """Void a stale intent if it is still the version that was listed. Return False if its push is alive."""
+    """Void a stale intent if the remote still has the listed version. Return False if its push is alive."""
     gone = replace(record, members={**record.members, "state": "void"})
     return objects.update(record.listed.key, gone.render(), record.listed.tag) is not None
 
 
 def finish(objects: Objects, record: IntentRecord, hash_prefix: str) -> bool:
-    """Publish the missing manifests of a push that had sent all its blobs; return whether any was missing.
+    """Publish the missing manifests of a push that had sent all its blobs. Return whether any manifest was missing.
 
     Raises:
         RemoteError: A manifest in the intent does not belong to its checkpoint.
     """
-    # All are checked before one is written: an intent with an error is not applied at all.
+    # All manifests are checked before the first is written, so that nothing of an intent with an error is applied.
     follow = [_pending_manifest(objects, one, record.listed.key, hash_prefix) for one in record.members["checkpoints"]]
     missing = [
         (place, data)
@@ -123,7 +123,7 @@ def finish(objects: Objects, record: IntentRecord, hash_prefix: str) -> bool:
 
 
 def _pending_manifest(objects: Objects, members: dict[str, Any], where: str, hash_prefix: str) -> tuple[Place, bytes]:
-    """Return the location of a checkpoint whose manifest is still to be written, and the manifest."""
+    """Return the location and the manifest of a checkpoint, from its entry in an intent."""
     run, step, manifest_id, manifest = (members.get(name) for name in ("run", "step", "id", "manifest"))
     if not isinstance(manifest, str) or not manifest.isascii() or not isinstance(run, str) or not is_run(run):
         raise RemoteError(f"{where} is being committed, but contains no valid manifest")

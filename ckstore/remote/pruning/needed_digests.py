@@ -1,4 +1,4 @@
-"""The blobs that a remote needs: all that a checkpoint, a push or a claim references."""
+"""Determines the blobs that a remote needs: those that a checkpoint, a push or a claim references."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from ckstore.remote.source import ObjectSource, read_manifest
 
 @dataclass(slots=True)
 class RemoteSurvey:
-    """Finds the referenced blobs of a remote for one pruner, repeatedly. Manifests never change, and are read once.
+    """Finds the referenced blobs of a remote for one pruner, repeatedly. Each manifest is read only once.
 
     Attributes:
         remote: The remote.
         hash_prefix: The prefix of its digests.
         now: The time by the server's clock.
         grace_s: How long leftovers of a dead push are kept.
-        changes: Whether intents of dead pushes may be voided, finished and deleted. Otherwise they count as alive.
+        changes: Whether intents of dead pushes may be voided, finished and deleted. Otherwise, those that are not void
+            count as alive.
         voided, finished: Keys of the intents that were voided and finished.
     """
 
@@ -44,10 +45,10 @@ class RemoteSurvey:
         Raises:
             CkstoreError: An object that references blobs cannot be read, so a pruner must stop.
         """
-        # Intents are read before manifests: a push writes its manifest before it deletes its intent, so one of them is
-        # found.
+        # Intents are read before manifests. A push writes its manifest before it deletes its intent, so at least one of
+        # the two is found.
         found: set[str] = set()
-        # The intents of dead pushes are handled now, and do not count.
+        # Void intents do not count, and neither do stale ones, which `_is_dead` voids.
         for record in [one for one in self._records() if not self._is_dead(one)]:
             found.update(record.blobs)
         source = ObjectSource(self.remote.objects, self.remote.name)
@@ -56,7 +57,8 @@ class RemoteSurvey:
         for_each(lambda place: self._read(source, place), unread, threads=THREADS)
         for place in places:
             found.update(self._blobs_of.get(place, ()))
-        # A suspended deletion may have hit a checkpoint that was pushed again and on which a store relies.
+        # A claimed checkpoint may lack its manifest: it was pushed again, and a suspended deletion then removed the
+        # manifest. In this case, the claim names the blobs.
         there = {*places}
         for claim in claims_at(self.remote.objects):
             said = None if claim.place in there else read_claim(self.remote.objects, claim)
@@ -65,9 +67,9 @@ class RemoteSurvey:
 
     def finish_removals(self) -> None:
         """Delete leftovers of checkpoints whose deletion was interrupted, unless the checkpoint is pushed again."""
-        # The order matters: the listing of `named`, then intents, marks and claims. A push keeps its intent until its
-        # checkpoint is complete, and deletes the mark before that. Like every deletion, this reads claims after the
-        # mark.
+        # The order of the reads matters: first the listing in `named`, then intents, marks and claims. A push deletes
+        # the mark before its checkpoint is complete, and keeps its intent until then. As in every deletion, claims are
+        # read after the mark.
         objects = self.remote.objects
         records = self._records() if self._half_removed else []
         pushed = [place for record in records for place in record.places]
@@ -112,7 +114,7 @@ class RemoteSurvey:
         if record.state == "committing":
             if old and finish(objects, record, self.hash_prefix):
                 self.finished.add(key)
-            return False  # its blobs count in this survey; its manifest references them in the next one
+            return False  # this survey counts the blobs of the intent, and the next one those of the manifest
         if self._is_stale(record) and void(objects, record):
             self.voided.add(key)
             return True

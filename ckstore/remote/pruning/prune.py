@@ -1,7 +1,7 @@
 """Garbage-collects a remote: unreferenced blobs are marked, then deleted after a grace period.
 
-``tests/protocol/remote.py`` models this. The order of the reads, and the version on which each swap depends, protect
-the blobs that a push relies on. Source: docs/format/remote-v1.md.
+``tests/protocol/remote.py`` models this protocol. The order of the reads, and the version that each swap expects,
+protect the blobs that a push relies on. Source: docs/format/remote-v1.md.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from ckstore.remote.objects import ObjectEntry, Remote
 from ckstore.remote.pruning.needed_digests import RemoteSurvey
 
 GRACE_S = 86_400.0
-# The minimum grace period. At every service, requests take less time, so blobs that a call marks rarely become due
-# during the same call.
+# The minimum grace period. Requests take less time than this on every service, so a blob rarely becomes due during the
+# call that marked it.
 LEAST_GRACE_S = 60.0
 # The number of names that one request deletes. If its response is lost, these names are retired.
 REQUEST_NAMES = 1000
@@ -88,7 +88,7 @@ class _Prune:
     remote: Remote
     survey: RemoteSurvey
     report: RemotePruneReport
-    _blobs: dict[str, ObjectEntry] = field(default_factory=dict)  # by name, without deleted ones
+    _blobs: dict[str, ObjectEntry] = field(default_factory=dict)  # listed blobs by name, without those deleted since
     _own: set[str] = field(default_factory=set)  # ids of the batches of this call
     _begun_s: float = field(default_factory=time.monotonic)
     _sent: tuple[str, ...] = ()  # names whose deletion was requested and not yet acknowledged
@@ -107,20 +107,20 @@ class _Prune:
         try:
             self._rounds()
         except CkstoreError:
-            # Best effort: a later prune retires all names of a batch that remains in the object.
+            # This is only best effort: a later prune retires all names of a batch that remains in ``condemned.json``.
             with suppress(CkstoreError):
                 self._end_batches()
             raise
 
     def _rounds(self) -> None:
-        lost_count = 0  # failed swaps; each swap of another client leaves less to do
+        lost_count = 0  # failed swaps; the successful swap of the other client leaves less work for the next round
         while lost_count < TRIES:
-            # The version is read before the lists: if a push unmarks a blob after them, the swap fails.
+            # The version is read before the lists of blobs. If a push unmarks a blob after that, the swap fails.
             said, version = read_versioned(self.remote.objects)
             named = self.survey.named()
             if not self._blobs:
-                # The blobs are listed once per call, since that takes a request per thousand blobs. An old listing may
-                # contain blobs that were deleted or written again; marking such a blob deletes nothing.
+                # The blobs are listed only once per call, since a listing takes one request per thousand blobs. An old
+                # listing may contain blobs that were deleted or written again. Marking such a blob deletes nothing.
                 self._list_blobs()
             ripe, fresh, stale = self._classify(said, named)
             self._remove_keys(stale)
@@ -128,8 +128,8 @@ class _Prune:
             if done is None:
                 lost_count += 1
                 time.sleep(PAUSE_S)
-            # Without a grace period, newly marked blobs are due at once, but only after intents and manifests are read
-            # again.
+            # If the grace period is zero, newly marked blobs are due in the next round, which reads intents and
+            # manifests again.
             elif not self._is_past(self.survey.now) or done.condemned.keys().isdisjoint(fresh):
                 self.survey.finish_removals()
                 self._count_kept(done, fresh)
@@ -149,8 +149,8 @@ class _Prune:
             batch = tuple(ripe[start : start + BATCH_NAMES])
             new = self._next_content(said, named, batch, fresh)
             if new != said:
-                # The swap replaces the version that was read before the lists, or the last one of this call. With any
-                # other version, a push may have unmarked a blob that the lists do not reference.
+                # The swap replaces the version that was read before the lists, or the last version of this call. In any
+                # other version, a push may have unmarked a blob that is unreferenced according to the lists.
                 version = swap(self.remote.objects, new, version)
                 if version is None:
                     return None
@@ -193,7 +193,7 @@ class _Prune:
         self._blobs = {str(name): one for one in listed if (name := keys.blob_in(one.key)) is not None}
 
     def _classify(self, said: CondemnedNames, named: set[str]) -> tuple[list[str], list[str], list[str]]:
-        """Return the names to delete, the names to mark, and retired names that still have a blob."""
+        """Return the names to delete, the names to mark, and retired names that still have an object."""
         ripe, fresh, stale = [], [], []
         going = said.going()
         for name, one in sorted(self._blobs.items()):
@@ -221,10 +221,10 @@ class _Prune:
         }
         new = CondemnedNames(condemned, dict(said.deleting), dict(said.retired_names))
         for own in self._own:
-            new.deleting.pop(own, None)  # all its deletions were acknowledged
+            new.deleting.pop(own, None)  # all deletions of this batch were acknowledged
         for other, dead in [*new.deleting.items()]:
             if self._is_past(time_of_text(dead.since)):
-                # Its pruner may only be suspended: a late deletion must hit no current name.
+                # The pruner of this batch may only be suspended. Its late deletions must not affect a current name.
                 new.burn(dead.names)
                 del new.deleting[other]
         going_count = len(new.going())
@@ -241,8 +241,8 @@ class _Prune:
             raise RemoteError(msg, hint="push the checkpoints to another prefix, and delete this one")
         batch_id = uuid.uuid4().hex
         self._own.add(batch_id)
-        # This is the time of the batch and not of the call, because another pruner considers the batch dead after a
-        # grace period.
+        # This is the time of the batch and not of the call, because another pruner considers the batch dead one grace
+        # period after this time.
         since = self.survey.now + timedelta(seconds=time.monotonic() - self._begun_s)
         new.deleting[batch_id] = Batch(batch, text_of_time(since))
         return new
@@ -253,14 +253,14 @@ class _Prune:
             said, version = read_versioned(self.remote.objects)
             if not [said.deleting.pop(own) for own in self._own if own in said.deleting]:
                 return  # no batch is left, or another pruner considered this call dead and retired its names
-            # All other deletions were acknowledged or never sent.
+            # Only these names are retired, because all other deletions were acknowledged or never sent.
             said.burn(self._sent)
             if swap(self.remote.objects, said, version) is not None:
                 return
             time.sleep(PAUSE_S)
 
     def _remove_keys(self, names: list[str]) -> None:
-        """Delete names that are never written again, or any names if no other process writes."""
+        """Delete blobs by name. The names must be retired, unless no other process writes to the remote."""
         if names:
             self.remote.objects.delete([keys.blob(name) for name in names])
             self._count_removed(names)
