@@ -1,7 +1,7 @@
-"""Claims: records of stores that evicted checkpoints and rely on their copies on a remote.
+"""Claims. A claim records on a remote that a store evicted a checkpoint and relies on the copy there.
 
-``tests/protocol/claims.py`` models this. A store writes its claim before it checks that the remote has the bytes.
-Therefore the bytes are kept, although other stores may delete checkpoints on the remote at the same time. Source:
+``tests/protocol/claims.py`` models claims. A store writes its claim before it checks that the remote has the bytes. So
+the remote keeps the bytes even if other stores delete checkpoints there at the same time. Source:
 docs/format/remote-v1.md, "Evict".
 """
 
@@ -32,11 +32,11 @@ _MAX_BYTES = 512 * 2**20
 
 
 class Claim(NamedTuple):
-    """A claim, as its key in the listing of a remote describes it."""
+    """A claim, as described by its key on a remote."""
 
     store: str  # uuid of the store that relies on the checkpoint
     place: Place  # the claimed checkpoint
-    uuid: str  # of the claim, random for each eviction
+    uuid: str  # uuid of the claim, random for each eviction
 
     @property
     def key(self) -> str:
@@ -48,14 +48,14 @@ class ClaimRecord(NamedTuple):
     """The content of a claim."""
 
     host: str  # name of the machine
-    path: str  # of the store on that machine
-    blobs: tuple[str, ...]  # blobs that the checkpoint needs on the remote
+    path: str  # path of the store on that machine
+    blobs: tuple[str, ...]  # digests of the objects in ``blobs/`` that the checkpoint needs
 
 
 def write_claim(context: Context, objects: Objects, claim: Claim, digests: Iterable[str]) -> None:
     """Claim a checkpoint for a store.
 
-    The store must repeat every check of the remote that it made before the claim.
+    After this call, the store must repeat every check of the remote that it made before.
     """
     members = {
         "format": _FORMAT,
@@ -71,7 +71,7 @@ def read_claim(objects: Objects, claim: Claim) -> ClaimRecord | None:
     """Return the content of a claim, or None if the claim has ended.
 
     Raises:
-        RemoteError: The claim cannot be read, so the blobs that it needs are unknown.
+        RemoteError: The claim cannot be read, so the blobs that it names are unknown.
     """
     data = objects.get(claim.key, _MAX_BYTES)
     return None if data is None else read_document(data, _parse, claim.key)
@@ -94,7 +94,7 @@ def claims_at(objects: Objects) -> list[Claim]:
 
 
 def who_claims(context: Context, remote: Remote, claims: Iterable[Claim]) -> dict[Place, str]:
-    """Return, for each claimed checkpoint, a sentence that names the store that relies on it.
+    """Return a sentence for each claimed checkpoint, which names a store that relies on the checkpoint.
 
     Raises:
         RemoteError: The remote does not answer.
@@ -122,8 +122,8 @@ def _read_if_possible(remote: Remote, claim: Claim) -> ClaimRecord | None:
 
 def end_claims(context: Context, remote: Remote) -> list[Claim]:
     """Delete the claims of this store that are no longer needed. Return all other claims on the remote."""
-    # The claims are listed first: an eviction writes elsewhere.json before its claim, so the file of each listed claim
-    # is found.
+    # The claims are listed before the local files are read. An eviction writes elsewhere.json before its claim, so the
+    # file of each listed claim already exists.
     claims = claims_at(remote.objects)
     ended = {claim for claim in claims if claim.store == context.settings.uuid and not _is_needed(context, claim)}
     remote.objects.delete([claim.key for claim in ended])
@@ -158,8 +158,8 @@ def _claims_entry(context: Context, remote: Remote, store: str, claims: list[Cla
 
 
 def _is_needed(context: Context, claim: Claim) -> bool:
-    """Whether a local checkpoint, listed or deleted, names a claim or cannot be read."""
-    # Listed checkpoints are read again at the end: one that is restored during the check leaves trash/.
+    """Whether a local checkpoint, listed or deleted, names a claim, or may name it because it is unreadable."""
+    # Listed checkpoints are read again at the end, because an undo during the check moves a checkpoint out of trash/.
     places = (_live_paths(context, claim.place), _trash_paths(context, claim.place), _live_paths(context, claim.place))
     return any(_names_claim(path, claim.uuid) for directories in places for path in directories)
 
@@ -174,8 +174,8 @@ def _trash_paths(context: Context, place: Place) -> Iterator[StorePath]:
     layout = context.layout
     for name in trash.names_in(layout.trash):
         key = trash.former_place(name)
-        # A checkpoint without a remaining undo period cannot be restored. If the store has several hosts, claims are
-        # kept as long as the checkpoint is in trash.
+        # A checkpoint whose undo period is over cannot be restored. If several hosts use the store, its claims are kept
+        # as long as it is in trash.
         if (
             key is not None
             and key.fits(*place)

@@ -26,12 +26,13 @@ _FORMAT = "ckstore-remote-condemned"
 _VERSION = 1
 MAX_BYTES = 64 * 2**20
 BATCH_NAMES = 20_000
-# The maximum numbers of names that pruners enter. They keep the object below `MAX_BYTES` even with the longest names,
-# and limit the marked names that a push reads to 13 MiB.
+# The maximum numbers of names that pruners enter. These limits keep the object below `MAX_BYTES` even with the longest
+# names, and limit the marked names that a push reads to 13 MiB.
 MOST_CONDEMNED = 131_072
 MOST_BURNT = 500_000
 _UUID = re.compile(r"[0-9a-f]{32}\Z")
-# An attempt fails if another client changes the object meanwhile. Twenty failures in a row are no accident.
+# The number of attempts to change the object. An attempt fails if another client changes the object meanwhile. Twenty
+# failures in a row are not a coincidence.
 TRIES = 20
 PAUSE_S = 0.05
 
@@ -40,20 +41,20 @@ class Batch(NamedTuple):
     """Names of blobs that one pruner deletes."""
 
     names: tuple[str, ...]  # at most `BATCH_NAMES`
-    since: str  # when the deletion began, by the server's clock
+    since: str  # when the deletion began, according to the server's clock
 
 
 @dataclass(slots=True)
 class CondemnedNames:
-    """The content of the object."""
+    """The content of ``condemned.json``."""
 
-    condemned: dict[str, str] = field(default_factory=dict)  # name of a blob -> since when it is unreferenced
+    condemned: dict[str, str] = field(default_factory=dict)  # name of a blob -> when it was marked
     deleting: dict[str, Batch] = field(default_factory=dict)  # uuid -> a batch that a pruner deletes
     retired_names: dict[str, int] = field(
         default_factory=dict
     )  # digest -> number of the first name that may be written
-    # This is random for each write. Services derive the tag of a version from its bytes: without this, a client that
-    # was suspended could mistake a later version for the one that it read.
+    # A random value for each write. Many services derive the tag of a version from its bytes. If two versions had equal
+    # bytes, a suspended client could mistake a later version for the one that it read.
     change: str = field(default="", compare=False)
 
     def name(self, digest: str) -> BlobName:
@@ -61,7 +62,7 @@ class CondemnedNames:
         return BlobName(digest, self.retired_names.get(digest, 0))
 
     def unmark_needed(self, digests: Iterable[str]) -> bool:
-        """Unmark the current names of needed blobs. Retire the names that a pruner is deleting.
+        """Unmark the current names of needed blobs, and retire those that a pruner is deleting.
 
         Returns:
             Whether this changed the object.
@@ -81,7 +82,7 @@ class CondemnedNames:
         return {name for batch in self.deleting.values() for name in batch.names}
 
     def burn(self, names: Iterable[str]) -> None:
-        """Retire names, so that their blobs get the next numbers and a late deletion cannot hit them."""
+        """Retire names. Their blobs then get the next numbers, and a late deletion cannot affect the new names."""
         for name in names:
             found = keys.blob_name(name)
             if found is not None:
@@ -140,10 +141,10 @@ def read_condemned(objects: Objects) -> CondemnedNames:
 
 
 def unmark_needed(objects: Objects, digests: Iterable[str], *, cas: bool) -> CondemnedNames:
-    """Keep pruners from deleting these blobs, whose intent has been written.
+    """Keep pruners from deleting these blobs. An intent or a claim that names them must already be written.
 
     Returns:
-        The content of the object, which gives the current names of the blobs.
+        The content of the object, with the current names of the blobs.
 
     Raises:
         RemoteUnavailable: Other clients changed the object at every attempt.
@@ -151,7 +152,7 @@ def unmark_needed(objects: Objects, digests: Iterable[str], *, cas: bool) -> Con
     digests = list(digests)
     for _ in range(TRIES):
         found, version = read_versioned(objects)
-        # Without compare-and-swap no pruner runs at the same time as pushes, so no blob can be marked.
+        # Without compare-and-swap, no pruner runs at the same time as pushes, so no blob can be marked.
         if not cas or version is None or not found.unmark_needed(digests):
             return found
         if swap(objects, found, version) is not None:
@@ -162,18 +163,18 @@ def unmark_needed(objects: Objects, digests: Iterable[str], *, cas: bool) -> Con
 
 
 def read_versioned(objects: Objects) -> tuple[CondemnedNames, str | None]:
-    """Return the content of the object and its version for `swap` (None without an object)."""
-    # The version is read before the content: if another client writes between the two, the swap fails.
+    """Return the content of the object and its version for `swap`, which is None if the object does not exist."""
+    # The version is read before the content. If another client writes between the two reads, the swap fails.
     version = objects.head(keys.CONDEMNED)
     return read_condemned(objects), None if version is None else version.tag
 
 
 def swap(objects: Objects, new: CondemnedNames, version: str | None) -> str | None:
-    """Replace the version that was read, or create the object if there was none.
+    """Replace `version` of the object, or create the object if `version` is None.
 
     Returns:
-        The new version, or None if another client has changed the object. If the object was created, the result is "",
-        because the version is then unknown.
+        The new version, or None if another client has changed the object. After a creation, the version is unknown and
+        the result is "".
     """
     new.change = uuid.uuid4().hex
     data = to_write(new, _parse, most_bytes=MAX_BYTES, where=keys.CONDEMNED)

@@ -28,7 +28,7 @@ _READINGS = 10
 class RemoteInfo:
     """The description of a remote: its identity, hash and chunk size."""
 
-    uuid: str  # of the remote
+    uuid: str  # uuid of the remote
     store: str  # uuid of the store that created it
     # The hash and the chunk size of that store.
     hash: str
@@ -59,7 +59,7 @@ def _parse(data: bytes, where: str) -> RemoteInfo:
     check_requires(members.get("requires", []), (), where)
     wanted = ("uuid", "store", "hash", "chunk_bytes", "created")
     for name in ("uuid", "store"):
-        check_uuid(members.get(name))  # each store that uses the remote keeps it in its settings
+        check_uuid(members.get(name))  # stores that use the remote keep its uuid in their settings
     algorithm_named(members.get("hash"))
     check_chunk_bytes(members.get("chunk_bytes"))
     check_created(members.get("created"), where)
@@ -70,7 +70,7 @@ def read_info(objects: Objects, name: str) -> RemoteInfo:
     """Return the description of a remote.
 
     Raises:
-        NoSuchRemote: The place holds no remote.
+        NoSuchRemote: The description is missing.
         RemoteError: The description cannot be read.
     """
     data = objects.get(keys.INFO, _MAX_BYTES)
@@ -85,10 +85,13 @@ def read_info(objects: Objects, name: str) -> RemoteInfo:
 
 
 def agreed_info(objects: Objects, name: str) -> RemoteInfo:
-    """Return the description of a remote as soon as two reads agree, for services that let two clients create one."""
+    """Return the description of a remote after two successive reads agree.
+
+    This is needed on services without conditional writes, where two clients can create the same remote.
+    """
     found = read_info(objects, name)
     for _ in range(_READINGS):
-        # The last writer wins, and an earlier writer sees that only after a while.
+        # The last write wins, and the client of an earlier write notices this only after a while.
         time.sleep(_SETTLING_S)
         before, found = found, read_info(objects, name)
         if found == before:
@@ -98,9 +101,9 @@ def agreed_info(objects: Objects, name: str) -> RemoteInfo:
 
 
 def check_uuid_is(found: str, wanted: str, name: str) -> None:
-    """Raise if the place now holds another remote than the one that was added.
+    """Raise `RemoteError` if the target now has another remote than the one that was added.
 
-    The store's records about the added remote do not apply to the other one.
+    The store's records of the added remote do not apply to another remote.
     """
     if wanted and found != wanted:
         msg = f"another remote is now at {name}: its uuid is {found}, expected {wanted}"
@@ -111,7 +114,7 @@ def check_takes(remote: Remote, settings: StoreSettings) -> RemoteInfo:
     """Return the description of a remote that a store is about to push to.
 
     Raises:
-        RemoteError: Another remote is at the place.
+        RemoteError: Another remote is now at the target.
         BadInput: The remote uses another hash.
     """
     info = read_info(remote.objects, remote.name)
@@ -121,7 +124,7 @@ def check_takes(remote: Remote, settings: StoreSettings) -> RemoteInfo:
 
 
 def check_hash(info: RemoteInfo, settings: StoreSettings, name: str) -> None:
-    """Raise `BadInput` if a store and a remote name their blobs by different algorithms."""
+    """Raise `BadInput` if a store and a remote use different hash algorithms."""
     if info.hash != settings.hash:
         msg = f"{name} has blobs that are named by {info.hash}, and this store names them by {settings.hash}"
         raise BadInput(

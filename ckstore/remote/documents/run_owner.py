@@ -1,4 +1,4 @@
-"""``runs/RUN/owner.json``: the store whose mirror writes a run. Source: docs/format/remote-v1.md, "Mirror of a run"."""
+"""``runs/RUN/owner.json``: the store that mirrors a run. Source: docs/format/remote-v1.md, "Mirror of a run"."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class Owner:
     store: str  # uuid of the store
     host: str  # name of its machine
     boot: str  # boot id of that machine
-    path: str  # of the store on that machine
+    path: str  # path of the store on that machine
     epoch: int = 1  # 1 for the first owner; each takeover by another store adds one
-    sequence: int = 0  # the owner raises this number before it pushes a checkpoint with a greater one
+    sequence: int = 0  # at least the sequence number of each checkpoint that the owner has pushed
     life_s: float = LIFE_S
 
     def render(self) -> bytes:
@@ -41,7 +41,7 @@ class Owner:
             "format": _FORMAT,
             "version": _VERSION,
             "boot": self.boot,
-            # This is random for each write, because services derive the tag of a version from its bytes.
+            # A random value for each write, because many services derive the tag of a version from its bytes.
             "change": uuid.uuid4().hex,
             "epoch": self.epoch,
             "host": self.host,
@@ -74,7 +74,7 @@ def _parse(data: bytes, where: str) -> Owner:
 
 def read_owner(objects: Objects, run: str) -> tuple[Owner, ObjectEntry] | None:
     """Return the owner of a run and the version of its object, or None if no store owns the run."""
-    # The version is read before the content: if another client writes between the two, the swap fails.
+    # The version is read before the content. If another client writes between the two reads, the swap fails.
     version = objects.head(keys.owner(run))
     data = None if version is None else objects.get(keys.owner(run), _MAX_BYTES)
     return None if version is None or data is None else (read_document(data, _parse, keys.owner(run)), version)

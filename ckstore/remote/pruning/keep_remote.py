@@ -1,9 +1,9 @@
-"""The policy `keep_remote`: which checkpoints of this store's runs the mirror keeps.
+"""Applies the policy `keep_remote`, which selects the checkpoints of this store's runs that the mirror keeps.
 
-A checkpoint that this store only lists is dropped locally before it is deleted on the mirror: a checkpoint whose bytes
-do not exist must not stay listed. Checkpoints with local bytes stay complete, whatever happens on the mirror.
+A checkpoint whose bytes are only on the mirror is dropped locally before it is deleted on the mirror, because a
+checkpoint whose bytes do not exist must not be listed. A deletion on the mirror does not affect local bytes.
 
-``tests/protocol/two_stores.py`` models this together with another store that mirrors the same run.
+``tests/protocol/two_stores.py`` models this policy together with another store that mirrors the same run.
 """
 
 from __future__ import annotations
@@ -54,21 +54,22 @@ class KeepRemote:
     Attributes:
         context: The store.
         remote: Its mirror.
-        policy: Which checkpoints the mirror keeps.
-        known: Facts about checkpoints on the mirror that the store does not list. A mirroring process reads each once.
+        policy: The policy that selects the checkpoints to keep.
+        known: Facts about checkpoints on the mirror that the store does not list. They are kept, so that a mirroring
+            process reads each checkpoint only once.
     """
 
     context: Context
     remote: Remote
     policy: RetentionPolicy
     known: dict[Place, Candidate] = field(default_factory=dict)
-    # Id of a checkpoint on the mirror whose step has a newer checkpoint, or whose run was renamed -> the location of
-    # the newer or renamed checkpoint.
+    # Id of a checkpoint on the mirror whose step has a newer checkpoint, or whose run was renamed -> location of the
+    # newer or renamed checkpoint.
     _replaced: dict[str, Place] = field(default_factory=dict, init=False)
     _notes: list[str] = field(default_factory=list, init=False)
 
     def plan(self) -> RetentionPlan:
-        """Return which checkpoints the mirror keeps, and why.
+        """Return a plan with the checkpoints that the mirror keeps and drops, and the reasons.
 
         Raises:
             CkstoreError: A tag, a pin or a manifest on the mirror cannot be read, so the plan is unknown.
@@ -77,12 +78,12 @@ class KeepRemote:
         self._notes.clear()
         source = ObjectSource(self.remote.objects, self.remote.name)
         # The checkpoints are listed before the owners are read. A store that takes a run over pushes only after it is
-        # recorded as the owner. Therefore, if one of its checkpoints is listed, it is already the recorded owner.
+        # recorded as the owner. So if a checkpoint of that store is listed, the store is already the recorded owner.
         listed = source.places()
         runs = {run for run in self.context.layout.runs() if self._is_responsible(self.remote, run)}
         places = [place for place in listed if place.run in runs]
-        # Checkpoints that are not pushed yet do not count: otherwise the policy would delete older ones in their
-        # favour.
+        # Checkpoints that are not pushed yet do not count. Otherwise the policy would count them instead of older ones,
+        # and delete the older ones.
         pushed = {place.id for place in places}
         # A tag or a pin may have been added locally after the push. If a pin cannot be read, nothing is deleted.
         pins = read_pins(self.context.layout)
@@ -93,7 +94,7 @@ class KeepRemote:
         return replace(made, entries=tuple(by_order), notes=(*made.notes, *self._notes))
 
     def planned(self) -> RetentionReport:
-        """Return what `apply` would delete; change nothing."""
+        """Return the report of what `apply` would delete, without deleting anything."""
         made = self.plan()
         return RetentionReport(made, tuple(entry.info for entry in made.dropped), dry_run=True)
 
@@ -120,11 +121,11 @@ class KeepRemote:
         return RetentionReport(made, tuple(dropped), tuple(skipped))
 
     def _remove(self, remote: Remote, going: list[PlanEntry], skipped: list[Skipped]) -> list[CheckpointInfo]:
-        """Delete from object storage the checkpoints on which no store relies. Return the deleted ones."""
-        # This also ends this store's claims on checkpoints that it has just dropped.
+        """Delete those checkpoints from the remote on which no store relies. Return the deleted ones."""
+        # `end_claims` also ends the claims of this store on checkpoints that it has just dropped.
         claimed = who_claims(self.context, remote, end_claims(self.context, remote)) if going else {}
         chosen: dict[Place, CheckpointInfo] = {}
-        # Replaced checkpoints come first, while the checkpoint that replaces them still exists.
+        # Replaced checkpoints are handled first, while the checkpoints that replace them still exist.
         for entry in sorted(going, key=lambda entry: entry.info.id not in self._replaced):
             place, newer = place_of(entry.info), self._replaced.get(entry.info.id)
             why = claimed.get(place, "")
@@ -147,7 +148,7 @@ class KeepRemote:
         remote = self.remote
         self._read_facts(source, [place for place in places if place.id not in here and place not in self.known])
         tags: dict[str, list[str]] = {}
-        # While a tag or pin cannot be read, nothing is deleted: it may protect a checkpoint.
+        # If a tag or a pin cannot be read, nothing is deleted, because it may protect a checkpoint.
         for name, tag in read_tags(remote.objects, strict=True).items():
             tags.setdefault(tag.id, []).append(name)
         now = datetime.now(UTC)
@@ -175,7 +176,7 @@ class KeepRemote:
                 wanted_by=stays.get(place.id, "") or claimed.get(place, ""),
             )
             found.setdefault(place.run_step, []).append(candidate)
-        # A checkpoint that this store no longer has, because its run was renamed, is replaced by the renamed one.
+        # If this store no longer has a checkpoint because the run was renamed, the renamed checkpoint replaces it.
         everything = [one for several in found.values() for one in several]
         copies = {_unchanged_by_rename(one.info): one for one in everything if one.info.id in here}
         meant, replaced = [], []
@@ -198,7 +199,7 @@ class KeepRemote:
         return meant, replaced
 
     def _is_responsible(self, remote: Remote, run: str) -> bool:
-        """Whether this store's policy applies to a run: no other store mirrors the run."""
+        """Whether this store's policy applies to a run. It does not apply if another store mirrors the run."""
         found = read_owner(remote.objects, run)
         if found is None or found[0].store == self.context.settings.uuid:
             return True
@@ -217,7 +218,11 @@ class KeepRemote:
             self.known[place] = Candidate(info)
 
     def _drop_locally(self, info: CheckpointInfo | None, entry: PlanEntry, uuid: str) -> str:
-        """Drop a checkpoint locally if only this mirror has its bytes. Return why the mirror must keep it, or ""."""
+        """Drop a checkpoint locally if only this mirror has its bytes.
+
+        Returns:
+            The reason why the mirror must keep the checkpoint, or "".
+        """
         if info is None or not info.elsewhere:
             return ""
         context = self.context
@@ -233,7 +238,7 @@ class KeepRemote:
             return error.message
         except (FileNotFoundError, NoSuchRef):  # it was deleted locally
             return ""
-        except (CkstoreError, OSError) as error:  # one that cannot be dropped must not hold up the others
+        except (CkstoreError, OSError) as error:  # this must not prevent the deletion of other checkpoints
             return f"it could not be dropped from this store: {why_of(error)}"
         reclaim.free_unused(context, dropped.digests)
         return ""
@@ -254,7 +259,7 @@ def _is_only_at(uuid: str, manifest: Manifest, lock: locks.DirectoryLock) -> boo
 
 
 def _unchanged_by_rename(info: CheckpointInfo) -> tuple[object, ...]:
-    """Return what a renaming of the run does not change."""
+    """Return the facts about a checkpoint that do not change when its run is renamed."""
     return info.step, info.sequence, info.created, info.content
 
 
@@ -263,7 +268,7 @@ def _replaced_entry(candidate: Candidate, newest: Candidate, *, is_here: bool) -
     kept = [f"it has the tag {tag}" for tag in candidate.tags]
     kept += [f"it is pinned: {pin}" for pin in candidate.pins]
     kept += [candidate.wanted_by] if candidate.wanted_by else []
-    # This store does not have the newer one, for example if two trainings share a run by mistake.
+    # In this case, this store lacks the newer checkpoint, for example because two trainings share a run by mistake.
     kept += ["this store has it as the newest of its step"] if is_here else []
     again = f"its step was saved again: it now names {newest.info.id}"
     if newest.info.run != candidate.info.run:
@@ -273,7 +278,7 @@ def _replaced_entry(candidate: Candidate, newest: Candidate, *, is_here: bool) -
 
 
 def remove_there(remote: Remote, places: Collection[Place]) -> tuple[list[Claim], dict[Place, str]]:
-    """Delete checkpoints from a remote. Their blobs remain until a prune finds them unreferenced.
+    """Delete checkpoints from a remote. Their blobs remain until a prune deletes unreferenced blobs.
 
     Returns:
         The claims that protect some of the checkpoints, and the reasons why others could not be deleted.
@@ -284,13 +289,13 @@ def remove_there(remote: Remote, places: Collection[Place]) -> tuple[list[Claim]
         for place in of:
             try:
                 remove(place)
-            except OF_ALL:  # the next one could not be deleted either
+            except OF_ALL:  # the remaining checkpoints could not be deleted either
                 raise
             except RemoteError as error:
                 failed[place] = error.message
 
-    # The deletion mark is written first. A client that has this checkpoint then sees the mark and does not push it
-    # again, and an eviction looks for the mark after it wrote its claim.
+    # The deletion mark is written first. A client that has the checkpoint then sees the mark and does not push the
+    # checkpoint again. An eviction also detects the mark, because it checks for marks after it wrote its claim.
     each(places, lambda place: remote.objects.send(place.dropped, b"{}"))
     claims = [claim for claim in claims_at(remote.objects) if claim.place in places] if places else []
     each({*places} - {claim.place for claim in claims} - failed.keys(), partial(remove_documents, remote.objects))

@@ -1,1 +1,1 @@
-"""Checkpoints whose bytes only a remote has: eviction, listing and reading."""
+"""Evicts checkpoints to a remote, lists and reads evicted checkpoints, and repairs damage with copies on remotes."""

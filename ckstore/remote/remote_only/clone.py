@@ -1,6 +1,7 @@
-"""Clone: a new store that lists all checkpoints of a remote at once. Bytes are downloaded when they are read.
+"""Clone: a new store that lists all checkpoints of a remote. Blobs are downloaded when they are read.
 
-Only manifests are downloaded. Each is published by the protocol of every save, together with an ``elsewhere.json``.
+A clone itself downloads only manifests, annotations, tags and pins. Each manifest is published with the same protocol
+as a save, together with an ``elsewhere.json``.
 """
 
 from __future__ import annotations
@@ -61,13 +62,13 @@ from ckstore.remote.source import Source, SourceManifest, read_manifest
 _BATCH = 16
 _SAID = 5
 POLL_S = 5.0
-"""Interval of polls of a remote. An evaluation takes longer, and twelve requests a minute cost next to nothing."""
+"""The default interval between polls of a remote. Evaluations take longer, and twelve requests a minute cost little."""
 
 
 def new_settings(
     source: str | os.PathLike[str], name: str, *, endpoint: str | None, region: str | None
 ) -> tuple[str, int]:
-    """Return the hash and the chunk size for a new clone of a store or remote at a place; nothing is created there."""
+    """Return the hash and the chunk size for a clone of the store or remote at a target, without creating a remote."""
     target = parse_target(source, endpoint=endpoint, region=region)
     found = settings_there(target, name)
     if found is None and target.kind != "url":
@@ -82,7 +83,7 @@ def new_settings(
 def has_remote(
     context: Context, name: str, source: str | os.PathLike[str], endpoint: str | None, region: str | None
 ) -> bool:
-    """Whether a store has a remote of this name at this place, and it is still there. Then no probe is needed."""
+    """Whether a store has a remote with this name and target, and the remote still exists. Then no probe is needed."""
     target = target_at(parse_target(source, endpoint=endpoint, region=region))
     entry = entries(context.layout).get(name)
     return entry is not None and entry.target == target and uuid_of(open_source(context, name)) == entry.uuid
@@ -91,12 +92,12 @@ def has_remote(
 def list_remote(
     context: Context, remote: Remote | OtherStore, places: Iterable[Place] | None = None
 ) -> tuple[int, list[str]]:
-    """List in a store every checkpoint of a remote that it lacks.
+    """Add every checkpoint of a remote that a store lacks to the list of the store.
 
     Args:
         context: The store.
         remote: The remote or other store to list.
-        places: Only these checkpoints. If None, all of the remote.
+        places: The checkpoints to add. If None, all checkpoints of the remote.
 
     Returns:
         The number of checkpoints that were added, and messages for the user.
@@ -123,7 +124,7 @@ def list_remote(
                 found = _read_twice(source, place, context.layout.hash_prefix)
             except (RemoteDenied, RemoteUnavailable):
                 raise
-            except RemoteError as error:  # a damaged one must not keep the others from being listed
+            except RemoteError as error:  # a damaged manifest must not prevent the listing of others
                 unlisted.append(f"{place.name} was not listed: {error.message}")
                 return
             if found is not None:  # otherwise it was deleted meanwhile
@@ -139,8 +140,8 @@ def list_remote(
             of_step = [] if is_alone else published_of_step(context.layout, info.run, info.step, context.of_step)
             if info.id not in named and any(one.order > info.order for one in of_step):
                 continue
-            # A local checkpoint that this remote lacks remains the current one of its step. Nothing is dropped here; gc
-            # drops superseded checkpoints.
+            # A checkpoint of the step with bytes locally or on another remote remains the current one of the step.
+            # Nothing is dropped here, because gc drops superseded checkpoints.
             may_join = all(one.order > info.order or _is_only_at(context, one, holder) for one in of_step)
             rule: Rule = "beside" if may_join and not is_alone else "keep"
             key = publish_manifest(context, found, said, document, rule=rule)
@@ -149,11 +150,11 @@ def list_remote(
     pull.warnings += unlisted[:_SAID]
     if len(unlisted) > _SAID:
         pull.warnings.append(f"{len(unlisted) - _SAID} more of {source.name} were not listed: they are damaged there")
-    # The catalog is updated once: a transaction for each of thousands of checkpoints would take longer than everything
-    # else.
+    # The catalog is updated once, because a transaction for each of thousands of checkpoints would take longer than
+    # everything else.
     catch_up(context, "all")
-    # This includes checkpoints that an earlier call listed, because that call may have been killed before it took their
-    # tags and pins.
+    # This includes checkpoints that an earlier call listed, because that call may have been killed before it copied
+    # their tags and pins.
     ids = {place.id for place in places}
     take_names(
         context, source, [info for info in infos(context, superseded=True) if info.id in ids], pull.warnings, new=listed
@@ -162,8 +163,8 @@ def list_remote(
 
 
 def _read_twice(source: Source, place: Place, hash_prefix: str) -> SourceManifest | None:
-    # A bit may flip during the transfer. A store that is created from a mirror lists it only once. If it missed the
-    # newest checkpoint, the training would resume from an earlier one.
+    # A failed read is repeated, because a bit may flip during the transfer. A store that is created from a mirror lists
+    # the mirror only once. If that store missed the newest checkpoint, the training would resume from an earlier one.
     with suppress(RemoteError):
         return read_manifest(source, place, hash_prefix)
     return read_manifest(source, place, hash_prefix)
@@ -189,15 +190,15 @@ def publish_manifest(
     rule: Rule,
     drops: bool = False,
 ) -> CheckpointKey | None:
-    """Publish a checkpoint without blobs. Return None if another one of its step is current instead.
+    """Publish a checkpoint without blobs. Return None if an existing checkpoint is kept instead.
 
     Args:
         context: The store.
         found: The manifest.
         annotations: The annotations of the checkpoint, if any.
-        document: States which remotes have the blobs.
+        document: The remotes that have the blobs.
         rule: What to do if the step has another checkpoint.
-        drops: Whether superseded checkpoints are dropped at once. Otherwise gc drops them.
+        drops: Whether superseded checkpoints are dropped immediately. Otherwise gc drops them.
     """
     manifest = found.manifest
     staging = Staging.create(context.layout, manifest.run, manifest.step)
@@ -215,14 +216,14 @@ def publish_manifest(
     if outcome.existing is not None:
         reclaim.discard(context, staging)
         return None
-    # Otherwise the next publication would list the run again.
+    # Without this note, the next publication would list the run again.
     context.known.directories.changed(outcome.key, staging.inode, outcome.change)
     staging.lock.release()
     if drops and outcome.older:
         info = CheckpointInfo.of(manifest, found.id, directory=outcome.key.directory)
         for text in drop_older(context, info, outcome.older):
             warn(text)
-        with suppress(CkstoreError):  # the next opener catches up on the rest
+        with suppress(CkstoreError):  # the next open does the rest
             for key in outcome.older:
                 reconcile_one(context, key, timeout_s=CATALOG_TIMEOUT_S)
         reclaim.free_unused(context)
@@ -230,7 +231,7 @@ def publish_manifest(
 
 
 class News:
-    """Lists new checkpoints of a remote in a store, of one run or all. It polls at most once in `poll_s` seconds."""
+    """Lists new checkpoints of a remote in a store, for one run or all runs. Polls at most every `poll_s` seconds."""
 
     def __init__(self, context: Context, remote: RemoteLike, run: str | None, poll_s: float) -> None:
         context.check_writable()
@@ -243,13 +244,13 @@ class News:
         self._again_s = 0.0
 
     def __call__(self) -> None:
-        """Ask for new checkpoints, if it is time to."""
+        """Poll the remote for new checkpoints, unless the last poll was less than `poll_s` seconds ago."""
         if time.monotonic() < self._again_s:
             return
         try:
             places = {*self._source.places(self._under)}
             if not places:
-                uuid_of(self._there)  # raises if the remote was emptied: nothing new would ever appear
+                uuid_of(self._there)  # raises if the remote was emptied, since no new checkpoint would ever appear
             if new := places - self._seen:
                 for text in list_remote(self._context, self._there, sorted(new))[1]:
                     warn(text)

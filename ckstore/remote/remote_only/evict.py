@@ -1,11 +1,12 @@
 """Evict: free local bytes that a remote has. The checkpoint stays listed, and its bytes are downloaded when read.
 
-No bytes are freed before the remote has them and keeps them (P11). First, ``elsewhere.json`` is made durable. Then the
-checkpoint is claimed on the remote, so that no store deletes it there. After that every blob is verified: it was sent
-in a way that the service checks, or was read back and compared, and the remote still lists it. Then, under an exclusive
-lock, one rename moves ``blobs/`` to the trash, and the collector frees blobs that no other checkpoint uses. A compacted
-checkpoint is instead published in its plain form without blobs, and its encoded directory is moved to the trash. A kill
-at any point leaves a checkpoint that can still be read. Source: docs/format/remote-v1.md, "Evict".
+No bytes are freed before the remote has them and keeps them (promise P11). First, ``elsewhere.json`` is made durable.
+Then the checkpoint is claimed on the remote, so that no store deletes it there. After that, every blob is verified:
+this store has sent it in a request whose body the service checks, or has read it back, and the remote still lists that
+version. Finally, under an exclusive lock, one rename moves ``blobs/`` to the trash, and the collector frees blobs that
+no other checkpoint uses. A compacted checkpoint is instead published in its plain form without blobs, and its encoded
+directory is moved to the trash. A kill at any point leaves a checkpoint that can still be read. Source:
+docs/format/remote-v1.md, "Evict".
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ class Eviction:
     Attributes:
         info: The checkpoint.
         manifest: Its manifest.
-        holder: The remote that has its blobs, with the claim.
+        holder: The remote that has its blobs, with the uuid of the claim.
     """
 
     info: CheckpointInfo
@@ -100,12 +101,12 @@ def evict(
         infos: The checkpoints.
         remote: The remote that has them.
         dry_run: Change nothing, and report what would be freed.
-        why: The reason to record in the journal, for each checkpoint name. A checkpoint without one gets "by hand".
+        why: The reason of each eviction for the journal, by the name of the checkpoint. The default is "by hand".
     """
     if not dry_run:
         context.check_writable()
-        # This precedes the first checkpoint without blobs, because an older version of ckstore would consider that
-        # checkpoint torn.
+        # An older version of ckstore would consider a checkpoint without blobs torn. So this entry, which makes it
+        # refuse the store, is written before the first blob is freed.
         require(context, settings.ELSEWHERE)
     uuid, attest = read_info(remote.objects, remote.name).uuid, PresenceCheck(context, remote, TransferLimits())
     evicted: list[CheckpointInfo] = []
@@ -117,8 +118,8 @@ def evict(
         for info in infos:
             step = partial(_begin, context, info, remote, uuid, attest, going, dry_run=dry_run)
             _has_succeeded(step, info, skipped, failures)
-        # Claim all of them, and only then check: until a checkpoint is claimed, another store may delete its bytes from
-        # the remote, so finding them earlier proves nothing.
+        # Claim all checkpoints before checking any. Until a checkpoint is claimed, another store may delete its bytes
+        # from the remote, so an earlier check proves nothing.
         if not dry_run:
             attest.claim([(place_of(one.info), one.holder.claim, one.manifest.blobs) for one in going])
         for one in [*going]:
@@ -132,13 +133,13 @@ def evict(
                 reason = why.get(one.info.name, "by hand")
                 note(context, "evicted", one.info.key.run_step, id=one.info.id, why=f"{remote.name} has it; {reason}")
     finally:
-        # This runs after an error too, so that blobs already read back are not read again, and checkpoints that kept
-        # their bytes do not remain marked.
+        # This also runs after an error. The next eviction then does not read the same blobs back again, and checkpoints
+        # that kept all their bytes are no longer recorded as evicted.
         if not dry_run:
             for one in going:
-                with suppress(CkstoreError, OSError):  # a wrong entry only names one more place to read from
+                with suppress(CkstoreError, OSError):  # a record that remains only names one more remote to read from
                     _withdraw(context, one, attest)
-            with suppress(CkstoreError, OSError):  # these records only avoid work, and must not hide the first error
+            with suppress(CkstoreError, OSError):  # the record only saves work, and must not hide the first error
                 attest.keep()
             reclaim.free_unused(context, digests)
     if failures:
@@ -157,12 +158,12 @@ def evict(
 def _has_succeeded(
     step: Callable[[], str], info: CheckpointInfo, skipped: list[Skipped], failures: dict[str, CkstoreError]
 ) -> bool:
-    """Whether a step of an eviction succeeded. If not, the reason is recorded, and the others continue."""
+    """Run a step of an eviction, and return whether it succeeded. A failure is recorded, and the others continue."""
     try:
         problem = step()
     except (NoSuchRef, DamagedBlob, InUse) as error:  # dropped meanwhile, or unreadable
         problem = error.message
-    except OF_ALL:  # the next one would fail as well
+    except OF_ALL:  # the remaining evictions would also fail
         raise
     except (CkstoreError, OSError) as error:
         failures[info.name] = failure_of(f"evicting {info.name}", error)
@@ -182,10 +183,10 @@ def _begin(  # noqa: PLR0917
     *,
     dry_run: bool,
 ) -> str:
-    """Record in a checkpoint with local bytes that a remote has it, and append its eviction to `going`.
+    """Record in the directory of a checkpoint that a remote has it, and append its eviction to `going`.
 
     Returns:
-        Why it keeps its bytes, or "".
+        The reason if the checkpoint is not evicted and keeps its bytes, or "".
     """
     with open_directory(context, info) as directory:
         manifest = directory.manifest
@@ -207,13 +208,13 @@ def _begin(  # noqa: PLR0917
 
 
 def say_elsewhere(context: Context, one: Eviction) -> None:
-    """Record in a checkpoint that a remote has it, before it is claimed there."""
-    # The file is written before the claim, because a process that removes claims first lists the claims and then looks
-    # for this file.
+    """Record in the directory of a checkpoint that a remote has it, before the checkpoint is claimed there."""
+    # The file is written before the claim, because a process that ends claims lists the claims before it reads this
+    # file.
     with alone(context, one.info) as lock:
         before = read_remote_only(lock.fd)
         had = () if before is None else before.remotes
-        # An existing claim on the remote is written again.
+        # If the file already names a claim on this remote, that claim is used again.
         claim = next((holder.claim for holder in had if holder.uuid == one.holder.uuid), "")
         one.holder = replace(one.holder, claim=claim or one.holder.claim)
         since = text_of_time(datetime.now(UTC)) if before is None else before.since
@@ -223,7 +224,7 @@ def say_elsewhere(context: Context, one: Eviction) -> None:
 
 def _withdraw(context: Context, one: Eviction, attest: PresenceCheck) -> None:
     """If a checkpoint kept all its local bytes, remove the record that a remote has it, and end its claim."""
-    # If the plain form of a compacted checkpoint was already published, it relies on the claim.
+    # If the plain form of a compacted checkpoint was already published, that form relies on the claim.
     if key_with_id(context.layout, *place_of(one.info)) != one.info.key:
         return
     with alone(context, one.info) as lock:
@@ -238,7 +239,7 @@ def _withdraw(context: Context, one: Eviction, attest: PresenceCheck) -> None:
 
 
 def _evict_one(context: Context, one: Eviction, attest: PresenceCheck, *, dry_run: bool) -> str:
-    """Free the bytes of one checkpoint. Return why it keeps them, or "" if they were freed."""
+    """Free the bytes of one checkpoint. Return the reason why it keeps them, or "" if they were freed."""
     try:
         problem = attest.lacks(place_of(one.info), one.manifest.blobs, read=not dry_run)
     except RemoteError as error:
@@ -251,7 +252,7 @@ def _evict_one(context: Context, one: Eviction, attest: PresenceCheck, *, dry_ru
 
 @contextmanager
 def alone(context: Context, info: CheckpointInfo) -> Iterator[DirectoryLock]:
-    """Lock the run and the checkpoint exclusively, the run first, as savers do."""
+    """Lock the run and then the checkpoint exclusively. Saves also lock the run first."""
     layout = context.layout
     path = layout.checkpoint(info.key)
     with ExitStack() as held:
@@ -273,11 +274,11 @@ def _free_bytes(context: Context, one: Eviction) -> str:
     path = layout.checkpoint(info.key)
     with alone(context, info) as lock:
         _check_claimed(one, lock)
-        # The manifest is touched before the rename and after it. If the process were killed between the rename and a
-        # single touch, rows of the catalog would still count the blobs, and gc would never free them.
+        # The manifest is touched both before and after the rename. If it were touched only afterwards, and the process
+        # were killed before that, rows of the catalog would still count the blobs, and gc would never free them.
         touch(lock)
-        # One rename moves all blobs, so that the directory has either all of them, or none and a document that locates
-        # them.
+        # One rename moves all blobs, so the directory has either all blobs, or none and a document that names the
+        # remotes with the blobs.
         target = trash.free_name(layout.trash, f"{info.run}@{info.key.directory}")
         links.rename(path / BLOBS, target)
         links.make_directory(path / BLOBS)
@@ -285,13 +286,13 @@ def _free_bytes(context: Context, one: Eviction) -> str:
         files.sync_directory(layout.trash)
         files.sync_open_directory(lock.fd)
         touch(lock)
-    with suppress(CkstoreError, OSError):  # the next opener does it, since the times of the manifest changed
+    with suppress(CkstoreError, OSError):  # the next open does this, because the times of the manifest changed
         reconcile_one(context, info.key, timeout_s=_CATALOG_TIMEOUT_S)
     return ""
 
 
 def _check_claimed(one: Eviction, lock: DirectoryLock) -> RemoteOnly:
-    """Return the remotes of a locked checkpoint. Raise if the claim of its eviction is no longer among them."""
+    """Return the remotes of a locked checkpoint. Raise `InUse` if they no longer include the claim of the eviction."""
     document = read_remote_only(lock.fd)
     if document is None or one.holder not in document.remotes:
         raise InUse("another process evicts it")
@@ -323,7 +324,7 @@ def _free_compacted(context: Context, one: Eviction) -> str:
         files.sync_directory(folder)
     context.known.directories.changed(key, staging.inode, None)
     context.known.directories.changed(info.key, None, None)
-    with suppress(CkstoreError, OSError):  # the next opener does it
+    with suppress(CkstoreError, OSError):  # the next open does this
         reconcile_one(context, key, timeout_s=_CATALOG_TIMEOUT_S)
     return ""
 
@@ -342,16 +343,16 @@ def evict_by_rule(context: Context, *, dry_run: bool = False) -> EvictReport:
     plan = _plan_local(context, policy, mirror)
     going = [entry.info for entry in plan.dropped]
     why = {entry.info.name: f"keep_local: {'; '.join(entry.reasons)}" for entry in plan.dropped}
-    if not going:  # true after most pushes, so that no request is made
+    if not going:  # this is the case after most pushes, and saves the requests of an eviction
         return EvictReport(mirror, dry_run, (), (), 0, 0, plan)
     there = named_remote(context, mirror)
     return replace(evict(context, going, there, dry_run=dry_run, why=why), plan=plan)
 
 
 def _plan_local(context: Context, policy: RetentionPolicy, mirror: str) -> RetentionPlan:
-    """Return which checkpoints keep their local data, and why; the mirror is known to have each of the others."""
-    # Checkpoints without local data are left out, because they would count instead of checkpoints that a resume loads.
-    # An eviction reads each manifest itself.
+    """Return a plan with the checkpoints that keep their local data. The mirror has each of the others."""
+    # Checkpoints without local data are left out. Otherwise the policy would count them, and keep fewer local
+    # checkpoints for a resume. This plan reads no manifests, but an eviction reads the manifest of each checkpoint.
     here = [info for info in infos(context) if not info.elsewhere]
     lacking = {info.name: not_yet(mirror) for info in behind(context.layout, mirror, here)}
     return plan_among(context, policy, here, lacking)
@@ -375,7 +376,7 @@ class MirrorEvictor:
         return [info for info in here if info.id not in lacking]
 
     def plan(self, policy: RetentionPolicy) -> RetentionPlan:
-        """Return which checkpoints keep their local data. The others can be evicted."""
+        """Return a plan with the checkpoints that keep their local data. The others can be evicted."""
         return _plan_local(self._context, policy, self.name)
 
     def evict(self, going: Sequence[CheckpointInfo]) -> Sequence[CheckpointInfo]:
@@ -385,5 +386,5 @@ class MirrorEvictor:
 
 
 def keep_local(context: Context) -> EvictReport | None:
-    """Apply `evict_by_rule` after a push, or return None if there is no such policy."""
+    """Evict by the policy `keep_local` after a push. Return None if the store has no such policy."""
     return None if policy_of(context.layout, KEEP_LOCAL) is None else evict_by_rule(context)

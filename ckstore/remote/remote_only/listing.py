@@ -1,4 +1,4 @@
-"""Checks by listings whether a remote still has checkpoints, since another program may have deleted objects."""
+"""Checks with listings whether a remote still has checkpoints, since another program may have deleted objects."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from ckstore.remote.source import ObjectSource
 
 
 class Absent(NamedTuple):
-    """Which of some checkpoints a remote lacks.
+    """The checkpoints that a remote lacks, among those that were checked.
 
     Attributes:
-        missing: Id of a checkpoint with missing objects -> which objects are missing.
+        missing: Id of a checkpoint with missing objects -> a sentence about the missing objects.
         removed: Ids of checkpoints with local bytes that a policy or a user removed from the remote.
     """
 
@@ -42,7 +42,7 @@ class Absent(NamedTuple):
 
 
 def absent_at(context: Context, there: Remote | OtherStore, listed: Iterable[CheckpointInfo]) -> Absent:
-    """Return which of these checkpoints a remote lacks, or lacks in part. No blob is read.
+    """Return the checkpoints of `listed` that a remote lacks completely or in part, without reading blobs.
 
     Raises:
         RemoteError: The remote does not answer.
@@ -87,7 +87,7 @@ def absent_at(context: Context, there: Remote | OtherStore, listed: Iterable[Che
 
 
 def look_elsewhere(context: Context, report: VerifyReport) -> VerifyReport:
-    """Add to a report what remotes list of the checkpoints whose bytes only remotes have."""
+    """Add to a report whether the remotes still have the checkpoints whose bytes only remotes have."""
     away = {(info.run, info.key.directory): info for info in infos(context, superseded=True) if info.elsewhere}
     by_holder: defaultdict[RemoteHolder, list[CheckpointInfo]] = defaultdict(list)
     for info in filter(None, (away.get((one.run, one.directory)) for one in report.elsewhere)):
@@ -124,7 +124,7 @@ def _missing_at_holder(context: Context, holder: RemoteHolder, listed: Sequence[
     there = open_source(context, holder.name)
     try:
         uuid = uuid_of(there)
-    except NoSuchRemote as error:  # the place answered, but holds no remote any more
+    except NoSuchRemote as error:  # the service answered, but the remote no longer exists
         return {info.id: error.message for info in listed}
     if uuid != holder.uuid:
         return {info.id: "another remote now has this name" for info in listed}

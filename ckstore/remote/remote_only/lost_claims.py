@@ -56,7 +56,7 @@ def _evicted(context: Context) -> Iterator[StorePath]:
     layout = context.layout
     yield from (layout.checkpoint(info.key) for info in infos(context, superseded=True) if info.elsewhere)
     dropped = (layout.trash / name for name in trash.names_in(layout.trash))
-    yield from (path for path in dropped if trash.left_s(path) > 0)  # it can be restored
+    yield from (path for path in dropped if trash.left_s(path) > 0)  # these can still be restored
 
 
 def _lacking(

@@ -1,6 +1,6 @@
-"""Intact copies of blobs and manifests, from any remote of a store, for repairs and for loads that find damage.
+"""Reads intact copies of blobs and manifests from any remote of a store, for repairs and for loads that find damage.
 
-A blob is used only if it has its digest, and a manifest only if it has its id.
+A blob is used only if its bytes have the expected digest, and a manifest only if it has the expected id.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _READS = 2
 CONTACT_S = 30.0
 """The time to wait for the first response of a remote."""
 AGAIN_S = 60.0
-"""How long a remote that did not answer is not queried again, so that a load waits once and not for each blob."""
+"""The time for which a remote that did not answer is not queried, so that a load waits once and not for each blob."""
 
 
 class _LazySource:
-    """One remote: how it is opened, and the open source or the last error."""
+    """A remote that is opened at its first use. It keeps the open source, or the last error."""
 
     def __init__(self, name: str, open_source: Callable[[], Source], check: Callable[[], None] | None = None) -> None:
         self.name = name
@@ -46,17 +46,17 @@ class _LazySource:
 
     @property
     def problem(self) -> str:
-        """Why the remote is not asked now; empty if it is asked."""
+        """The reason why the remote is not queried now, or an empty string if it is queried."""
         return self._problem if self._problem and time.monotonic() - self._failed_s < AGAIN_S else ""
 
     def source(self) -> Source:
         """Return the open source. The first of several threads opens it."""
-        # The wait is limited, because a child that was forked while another thread held the lock never gets it.
+        # The wait is limited, because a child that was forked while another thread held the lock can never acquire it.
         if not self._mutex.acquire(timeout=CONTACT_S):
             raise RemoteUnavailable(self.problem or f"another thread is still opening {self.name}")
         try:
             if self._source is None:
-                # A thread that waited for the lock must not wait for the same remote once more.
+                # A thread that waited for the lock must not also wait for the remote that just failed.
                 if problem := self.problem:
                     raise RemoteUnavailable(problem)
                 try:
@@ -69,17 +69,17 @@ class _LazySource:
             self._mutex.release()
 
     def fail(self, error: CkstoreError) -> None:
-        """Record an error, so that the remote is not asked for a while."""
+        """Record an error, so that the remote is not queried for a while."""
         self._problem, self._failed_s, self._source = error.message, time.monotonic(), None
 
 
 class RemoteCopies:
-    """Asks the remotes at the given URLs, then those of an open store. Threads may share it."""
+    """Queries the remotes at the given URLs, then the remotes of an open store. Threads may share an instance."""
 
     def __init__(self, context: Context, urls: Sequence[str] = ()) -> None:
         self._context = context
         self._urls = {url: _LazySource(url, lambda url=url: _open_url(context, url)) for url in urls}  # type: ignore[misc]
-        for asked in self._urls.values():  # the caller gave these, and learns at once if one cannot be used
+        for asked in self._urls.values():  # raises immediately if a URL of the caller cannot be used
             asked.source()
         self._asked: dict[str, _LazySource] = {}
 
@@ -87,7 +87,7 @@ class RemoteCopies:
         return len(self._all())
 
     def blob(self, blob: BlobRecord, places: Sequence[tuple[str, int, str]]) -> CopyAnswer:
-        """Return the verified bytes of a blob that the checkpoints at `places` (run, step and id) have."""
+        """Return the verified bytes of a blob of the checkpoints at `places`, each with a run, a step and an id."""
         problems: list[str] = []
         for asked in self._all():
             data = self._ask(asked, problems, lambda source: _read_blob(source, blob, places))
@@ -96,7 +96,7 @@ class RemoteCopies:
         return CopyAnswer(None, "", tuple(problems))
 
     def manifest(self, key: CheckpointKey) -> CopyAnswer:
-        """Return the bytes of the manifest that belongs in the directory of `key`, by the id in its name."""
+        """Return the bytes of the manifest of the checkpoint with this key, whose directory name contains its id."""
         problems: list[str] = []
         for asked in self._all():
             data = self._ask(asked, problems, lambda source: self._read_manifest(source, key))
@@ -113,7 +113,7 @@ class RemoteCopies:
     def _ask(
         self, asked: _LazySource, problems: list[str], read: Callable[[Source], bytearray | str]
     ) -> bytearray | None:
-        """Return the bytes that a remote has. If it has none, append the reason to `problems`, and return None."""
+        """Return bytes from a remote. If the remote has none, append the reason to `problems`, and return None."""
         if asked.problem:
             problems.append(f"{asked.name}: {asked.problem}")
             return None
@@ -132,7 +132,7 @@ class RemoteCopies:
         return found
 
     def _all(self) -> list[_LazySource]:
-        """Return the remotes in the order in which they are asked. The settings are read each time."""
+        """Return the remotes in the order of the queries. Each call reads the settings."""
         found = [*self._urls.values()]
         try:
             listed = entries(self._context.layout)
@@ -140,7 +140,7 @@ class RemoteCopies:
             listed = {}
         for name, entry in listed.items():
             if name not in self._asked:
-                # `setdefault`, since threads that ask at the same time must share one.
+                # Use `setdefault`, because concurrent threads must share one instance.
                 made = _LazySource(name, lambda entry=entry: _open_entry(self._context, entry))  # type: ignore[misc]
                 self._asked.setdefault(name, made)
             found.append(self._asked[name])
@@ -148,7 +148,7 @@ class RemoteCopies:
 
 
 def _read_blob(source: Source, blob: BlobRecord, places: Sequence[tuple[str, int, str]]) -> bytearray | str:
-    """Read a blob from a checkpoint on a remote, or from the remote itself. Return the reason if it cannot be used."""
+    """Read a blob of a checkpoint on a remote, or else by its digest alone. Return the reason if there is no copy."""
 
     def of_checkpoint(place: tuple[str, int, str], into: memoryview) -> bool:
         return source.read_into(Place(*place), blob.digest, 0, into) is not None
@@ -172,7 +172,7 @@ def _open_entry(context: Context, entry: RemoteEntry) -> Source:
     source = remote_opener.source_of(remote, remote_opener.near(context.layout))
     with _limited_wait(source):
         found = remote_opener.uuid_of(remote)
-    # Another remote of the same name may have other checkpoints of the same run and step.
+    # Another remote with this name may have other checkpoints of the same run and step.
     if found != entry.uuid:
         raise RemoteError(f"another remote is now at its address: its uuid is {found}, expected {entry.uuid}")
     return source

@@ -1,4 +1,4 @@
-"""Checks whether a remote has every byte of a checkpoint, by digests and never only by the word of the service.
+"""Checks whether a remote has every byte of a checkpoint, by comparing digests instead of trusting the service.
 
 A blob is known to be intact if this store sent it in a request whose body the service checks, or read it back, and the
 remote still lists that version. All other blobs are read back.
@@ -33,12 +33,12 @@ class PresenceCheck:
         self._context, self._remote = context, remote
         self._record = record.read_record(context.layout, remote.name)
         self._source = ObjectSource(remote.objects, remote.name)
-        # Key -> entry of a blob that was looked up or listed. A blob that was missing at that time counts as missing.
+        # Key -> entry of a blob that a lookup or a listing found. A blob that was not found then counts as missing.
         self._listed: dict[str, ObjectEntry] = {}
         self._asked_count = 0
         self._has_all = False
         self._condemned = read_condemned(remote.objects)
-        # Checkpoint -> form, from its manifest. Manifests never change, so only their existence is checked again.
+        # Checkpoint -> form, from its manifest. The manifest is read only once. Later, only its existence is checked.
         self._forms: dict[Place, StoredForm] = {}
 
     def finds(self, place: Place) -> bool:
@@ -49,7 +49,7 @@ class PresenceCheck:
         return there is not None
 
     def claim(self, wanted: Sequence[tuple[Place, str, Sequence[BlobRecord]]]) -> None:
-        """Claim checkpoints under the given claim uuids. All earlier checks of the remote are forgotten."""
+        """Claim checkpoints, each with the given uuid of its claim, and discard the results of all earlier lookups."""
         objects, store = self._remote.objects, self._context.settings.uuid
         needed: set[str] = set()
 
@@ -70,12 +70,12 @@ class PresenceCheck:
         self._remote.objects.delete([Claim(self._context.settings.uuid, place, uuid).key])
 
     def lacks(self, place: Place, blobs: Sequence[BlobRecord], *, read: bool) -> str:
-        """Return why a remote does not have a checkpoint, as one sentence; empty if it has the checkpoint.
+        """Return a sentence that explains why a remote lacks a checkpoint, or "" if the remote has the checkpoint.
 
         Args:
             place: The checkpoint.
             blobs: Its blobs.
-            read: Whether unverified blobs are read back and compared. If not, only their sizes are checked.
+            read: Whether unverified blobs are read back and compared. If False, only their sizes are checked.
         """
         objects, name = self._remote.objects, self._remote.name
         if objects.head(place.manifest) is None or objects.head(place.dropped) is not None:

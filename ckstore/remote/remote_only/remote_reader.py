@@ -1,4 +1,4 @@
-"""Reads ranges of evicted blobs from remotes. The caller compares them with the digests of their pieces."""
+"""Reads ranges of evicted blobs from remotes. The caller compares the bytes with the digests of their pieces."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ckstore.remote.source import Source
 
 
 class RemoteReader:
-    """Downloads ranges for the readers of one open store. Threads may share it."""
+    """Downloads ranges of blobs for the readers of one open store. Threads may share an instance."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -40,11 +40,12 @@ class RemoteReader:
             blob: The blob.
             offset: The first byte of the range.
             into: The memory to fill.
-            old: The piece that the memory already holds. Only the difference to it is downloaded.
+            old: The piece that the memory already contains. Only the difference from this piece is downloaded.
             again: Whether the bytes of an earlier call were wrong.
 
         Returns:
-            The number of bytes, 0 if they were in the cache. With `old`, None if no remote has the difference.
+            The number of bytes, which is 0 if the range was in the cache. If `old` is given and no remote has the
+            difference, None.
 
         Raises:
             BytesElsewhere: No remote has the range.
@@ -85,9 +86,10 @@ class RemoteReader:
         found = self._sources.get(holder)
         if found is not None:
             return found
-        # No lock is used: it would be held during requests, and a child forked meanwhile would wait for it forever.
+        # No lock is used, because it would be held during requests, and a child forked meanwhile would wait for it
+        # forever.
         remote = open_source(self._context, holder.name)
-        # Another remote of the same name may have other checkpoints of the same run and step.
+        # Another remote with this name may have other checkpoints of the same run and step.
         if uuid_of(remote) != holder.uuid:
             msg = f"another remote has the name {holder.name}: its uuid is not {holder.uuid}"
             raise RemoteError(msg)

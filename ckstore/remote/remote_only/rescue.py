@@ -1,8 +1,8 @@
-"""Repair a blob that a load finds damaged or missing, from the store itself or from a remote that has it.
+"""Repairs a blob that a load finds damaged or missing, with a copy from the store itself or from a remote.
 
-This is the repair of ``verify --repair`` for one blob. If it is not possible (the store is open for reading only, the
-disk is full, the files belong to another user), the load uses the downloaded bytes, and nothing is changed. A store
-without remotes repairs nothing automatically, since a person should decide which files are moved to its quarantine.
+This is the repair of ``verify --repair`` for one blob. If it is not possible, for example because the store is open for
+reading only, the disk is full, or the files belong to another user, the load uses the downloaded bytes. A store without
+remotes repairs nothing automatically, since a person should decide which files are moved to its quarantine.
 """
 
 from __future__ import annotations
@@ -57,19 +57,20 @@ class RemoteRescuer:
         self._context = context
         self._remotes = remotes
         self._failed_s: dict[CheckpointKey, float] = {}
-        # For each open checkpoint: all checkpoints that got a repaired blob, and other ones that lack the same blobs.
+        # Open checkpoint -> all checkpoints that got a blob from its repairs.
         self._repaired: WeakKeyDictionary[CheckpointDirectory, set[CheckpointKey]] = WeakKeyDictionary()
+        # Open checkpoint -> digest of a blob that it lacks -> other checkpoints that also lack the blob.
         self._lacking: WeakKeyDictionary[CheckpointDirectory, dict[str, list[CheckpointKey]]] = WeakKeyDictionary()
 
     def blob(
         self, directory: CheckpointDirectory, error: DamagedBlob | RemoteError, blob: BlobRecord, *, first: bool
     ) -> memoryview | None:
-        """Repair the file that an error is about. Return None if that worked, otherwise the bytes of the blob.
+        """Repair the file that an error names. Return None if the repair succeeded, otherwise the bytes of the blob.
 
-        After None, the reader reads the file again. `first` is False if it has already done so.
+        After None, the reader reads the file again. `first` is False if the reader has already done so.
 
         Raises:
-            DamagedBlob, RemoteError: `error`, with the answer of each remote.
+            DamagedBlob, RemoteError: No remote has the blob. This is `error`, extended with the answers of the remotes.
         """
         # For an evicted blob, the remotes that should have it were already queried. Only another remote can help.
         if not self._remotes or (isinstance(error, RemoteError) and len(self._remotes) < 2):
@@ -80,12 +81,12 @@ class RemoteRescuer:
             problem = self._repair(directory, error, answers)
             if not problem:
                 return None
-            # Saves must not reuse the damaged file. But the checkpoint is not marked as damaged: loads can read the
-            # bytes from a remote, so `latest-valid` need not use an older checkpoint.
+            # Saves must not reuse the damaged file. But the checkpoint is not marked as damaged, because loads can read
+            # the bytes from a remote, and `latest-valid` need not use an older checkpoint.
             if error.blob and not self._context.readonly:
                 with suppress(OSError):  # it belongs to another user, or is missing
                     blobs.distrust(directory.lock.inside / BLOBS / error.blob)
-        # The bytes that were downloaded for the repair also serve the load.
+        # If the repair has already downloaded the bytes, the load uses them.
         answer = answers.get(blob.digest) or self._remotes.blob(blob, [_place_of(directory)])
         if answer.data is None:
             problems = "; ".join(answer.problems)
@@ -95,14 +96,14 @@ class RemoteRescuer:
         return memoryview(answer.data)
 
     def checkpoint(self, key: CheckpointKey) -> bool:
-        """Repair every missing or marked blob of a checkpoint. Return whether it is then complete and unmarked."""
+        """Repair the missing and marked blobs of a checkpoint. Return whether it is then complete and has no mark."""
         context = self._context
         if not self._remotes or context.readonly or context.writes_disabled_because:
             return False
-        # A training may request its newest checkpoint repeatedly. Do not try a failed repair again in each call.
+        # A training may request its newest checkpoint repeatedly. A failed repair is not attempted again in each call.
         if time.monotonic() - self._failed_s.get(key, -math.inf) < _AGAIN_S:
             return False
-        with suppress(CkstoreError, OSError):  # the caller reports what is wrong with it
+        with suppress(CkstoreError, OSError):  # the caller reports the problem of the checkpoint
             if self._repair_checkpoint(key, context.layout.checkpoint(key)):
                 return True
         self._failed_s[key] = time.monotonic()
@@ -129,12 +130,12 @@ class RemoteRescuer:
                 for_each(mend, damaged, threads=self._context.threads)
             finally:
                 self.tell(directory)
-        if marks.is_marked(path):  # other entries of the mark are removed only after everything was read
+        if marks.is_marked(path):  # a mark that remains is removed only after the whole checkpoint was read
             with Verifier(self._context) as checker:
                 checker.checkpoint(key, None)
         if look(self._context.layout, key).published is None or marks.is_marked(path):
             return False
-        with suppress(CkstoreError, OSError):  # the next opener does it
+        with suppress(CkstoreError, OSError):  # the next open does this
             reconcile_one(self._context, key, timeout_s=_CATALOG_TIMEOUT_S)
         return True
 
@@ -145,7 +146,7 @@ class RemoteRescuer:
             return
         for key in self._repaired.pop(directory, ()):
             # A catalog that was rebuilt meanwhile does not list checkpoints that lacked a blob.
-            with suppress(CkstoreError, OSError):  # the next opener does it
+            with suppress(CkstoreError, OSError):  # the next open does this
                 reconcile_one(self._context, key, timeout_s=_CATALOG_TIMEOUT_S)
         name = directory.manifest.name
         healed = [f"{digest} from {one.source}" for digest, one in found.items() if not one.problem]
@@ -194,8 +195,8 @@ class RemoteRescuer:
         context = self._context
         remotes: CopySource = self._remotes
         right = Copies(context, ()).whole(BlobRequest(*record))
-        # Find intact bytes first, so that no file is moved to quarantine for a repair that is not possible.
-        # Remotes have no encoded files; the repair requests the plain blob.
+        # Find intact bytes first, so that no file is moved to quarantine for a repair that is not possible. If the
+        # checkpoint is compacted, `repair` itself requests the plain blobs, because remotes lack its encoded files.
         if right is None and directory.manifest.form.is_plain:
             answer = answers[record.digest] = self._remotes.blob(record, [_place_of(directory)])
             if answer.data is None:
@@ -215,7 +216,7 @@ class RemoteRescuer:
 
     def _others_lacking(self, directory: CheckpointDirectory, key: CheckpointKey) -> dict[str, list[CheckpointKey]]:
         """Return, for each blob that an open checkpoint lacks, the other checkpoints that also lack it."""
-        # The result is computed once for all blobs of the checkpoint, since this reads every manifest of the store.
+        # The result is computed once for all blobs of the checkpoint, because this reads every manifest of the store.
         if directory not in self._lacking:
             layout, lost = self._context.layout, set(_lacking(directory))
             keys = [other for other, _ in layout.published() if other != key] if lost else []
@@ -232,7 +233,7 @@ class RemoteRescuer:
 
 
 class _DownloadedBlob:
-    """A source with only one blob: one that was already downloaded from a remote."""
+    """A source with a single blob, which was already downloaded from a remote."""
 
     def __len__(self) -> int:
         return 1

@@ -34,7 +34,7 @@ def convert(context: Context, old: OtherStore, new: Remote) -> TransferReport:
     A call that was killed can be repeated. The store `old` is not changed.
 
     Raises:
-        CkstoreError: Some checkpoints could not be copied, or are incomplete on the remote. Those are still read from
+        CkstoreError: Some checkpoints could not be copied, or are incomplete on the remote. They are still read from
             `old`.
     """
     uuid = check_takes(new, context.settings).uuid
@@ -80,7 +80,7 @@ def _begin(  # noqa: PLR0917
 
 
 def _end(context: Context, one: Eviction, old_uuid: str, attest: PresenceCheck) -> None:
-    """Remove the old store from the places where a checkpoint is read, after every byte on the remote was verified."""
+    """Verify every byte of a checkpoint on the remote. Then remove the old store from the places to read it from."""
     if problem := attest.lacks(place_of(one.info), one.manifest.blobs, read=True):
         raise RemoteError(problem, hint="convert it again")
     with alone(context, one.info) as lock:

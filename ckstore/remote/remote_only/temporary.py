@@ -1,4 +1,4 @@
-"""The temporary directory of a remote that is opened by its URL. Directories of killed processes are removed."""
+"""Temporary directories for clones of remotes that are opened by URL. Those of killed processes are removed."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from pathlib import Path
 from ckstore.errors import InUse
 from ckstore.fs import locks
 
-# The maximum number of tries. Another process may remove a new directory before it is locked, since it looks like that
-# of a killed process.
+# The maximum number of attempts to create a directory. Another process may remove a new directory before it is locked,
+# because an unlocked directory looks like that of a killed process.
 _TRIES = 20
 
 
 def make_temporary() -> tuple[Path, Callable[[], None]]:
-    """Create a directory for the lifetime of this process at most. Return it, and a function that removes it.
+    """Create a directory that exists at most as long as this process. Return it, and a function that removes it.
 
-    A process holds a shared `flock` on its directory, so that other processes do not mistake it for a leftover.
+    A process holds a shared `flock` on its directory, so that other processes do not mistake the directory for a
+    leftover.
     """
     _sweep()
     for _ in range(_TRIES):
@@ -34,7 +35,7 @@ def make_temporary() -> tuple[Path, Callable[[], None]]:
     made_by = os.getpid()
 
     def remove() -> None:
-        if os.getpid() == made_by:  # a forked child also runs this, while the parent still reads
+        if os.getpid() == made_by:  # a forked child may also call this, while its parent still uses the directory
             shutil.rmtree(folder, ignore_errors=True)
             lock.release()
 
@@ -47,7 +48,7 @@ def _prefix() -> str:
 
 
 def _sweep() -> None:
-    """Remove the directories of ended processes of this user and host."""
+    """Remove the directories that ended processes of this user left on this host."""
     mine = []
     try:
         with os.scandir(tempfile.gettempdir()) as entries:
@@ -58,7 +59,7 @@ def _sweep() -> None:
                     owner = entry.stat(follow_symlinks=False).st_uid
                     if entry.is_dir(follow_symlinks=False) and owner == os.geteuid():
                         mine.append(entry.path)
-    except PermissionError:  # a directory that cannot be listed
+    except PermissionError:  # the parent directory cannot be listed
         return
     for path in mine:
         lock = locks.try_exclusive(Path(path))

@@ -1,1 +1,1 @@
-"""Object storage behind `ckstore.remote.objects`: the engine, and probes of the features of a service."""
+"""Implements `ckstore.remote.objects` for object storage and directories, and probes the abilities of a service."""

@@ -1,10 +1,11 @@
 """Runs each call of the engine in a worker thread, so that the caller can be interrupted while the network stalls.
 
-No signal interrupts a call of obstore: Ctrl-C would take effect after its timeout. Therefore the caller waits for a
-lock, which Python can interrupt. Workers are daemons, so that an abandoned call does not delay the end of the process.
+No signal interrupts a call of obstore, so Ctrl-C would take effect only after the timeout of the call. Therefore the
+caller waits for an event, and Python can interrupt this wait. Workers are daemon threads, so that an abandoned call
+does not delay the end of the process.
 
-The engine does not survive a fork: in a child of a process that has used it, calls hang. Therefore the first process
-that uses it is remembered, and its children are refused.
+If a process has used the engine and then forks, calls in the child hang. Therefore the first process that uses the
+engine is recorded, and calls in its children are refused.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from ckstore.errors import RemoteError, RemoteUnavailable
 from ckstore.remote.service.engine_errors import scrubbed
 
 T = TypeVar("T")
-# An idle worker ends after this time; the calls of a push follow each other within milliseconds.
+# An idle worker ends after this time. The calls of a push follow each other within milliseconds.
 _IDLE_S = 10.0
-# The maximum wait for a call, longer than any request with its retries. The engine may read several pages of a listing
-# in one call, as long as they are empty.
+# The maximum wait for a call, longer than any request with its retries. In one call, the engine may read several pages
+# of a listing, until a page is not empty.
 _CALL_S = 3600.0
 
 _used_by_pid = 0
-"""The first process that used the engine; 0 for none. A fork copies it, so a child finds its parent."""
+"""The id of the first process that used the engine, or 0. A fork copies this id, so a child detects that it is one."""
 
 
 def check_process() -> None:
@@ -51,10 +52,10 @@ class _Call(Generic[T]):
 
 
 class CallThreads:
-    """Worker threads, as many as there are concurrent calls. `stop` ends all waits at once.
+    """Worker threads, as many as there are concurrent calls. `stop` ends all waits immediately.
 
     Args:
-        of_engine: Whether the calls are those of the engine, which does not survive a fork.
+        of_engine: Whether the functions call the engine, which cannot be used after a fork.
     """
 
     def __init__(self, *, of_engine: bool = True) -> None:
@@ -70,7 +71,7 @@ class CallThreads:
         self._waiting: set[_Call[Any]] = set()
 
     def _begin_in_child(self) -> None:
-        # A fork copies no threads, but it copies a lock in the state in which another thread held it.
+        # A fork copies no other threads, but it copies locks that other threads hold. So a child needs new ones.
         if self._pid != os.getpid():
             self._begin()
 
@@ -142,14 +143,14 @@ class CallThreads:
             result = call.function()
         except BaseException as error:  # noqa: BLE001 - raised in the calling thread
             if not call.done.is_set():
-                # A panic of the engine is no `Exception`, and would pass every handler.
+                # A panic of the engine is not an `Exception`, so handlers of callers would not catch it.
                 is_panic = not isinstance(error, Exception)
                 call.error = RemoteError(f"the engine crashed: {scrubbed(str(error))}") if is_panic else error
         else:
             if not call.done.is_set():
                 call.result = result
-        # The worker counts as idle before the result is set, so that the caller's next call finds it and does not start
-        # another one.
+        # The worker counts as idle before the call is marked as done. So the next call of the caller uses this worker
+        # instead of starting another one.
         with self._mutex:
             self._idle_count += 1
         call.done.set()

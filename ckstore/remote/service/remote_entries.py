@@ -18,7 +18,8 @@ from ckstore.remote.service.abilities import Abilities
 from ckstore.remote.service.target import Target
 
 MEMBER = "remotes"
-# A slash would make the name a path, a dash at its beginning an option, and a dot there a hidden file.
+# A name with a slash would look like a path. A leading dash would make it look like an option, and a leading dot would
+# make its file hidden.
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}\Z")
 
 
@@ -29,9 +30,9 @@ class RemoteEntry:
 
     Attributes:
         name: Its name for users.
-        target: Where it is.
-        uuid: The uuid of the remote, or of the other store that it is.
-        abilities: The features of its service, according to a probe. None for a store, which is not probed.
+        target: Its address, a URL or a directory.
+        uuid: The uuid of the remote. If the entry refers to another store, the uuid of that store.
+        abilities: The abilities of its service, according to a probe. None for a store, which is not probed.
     """
 
     name: str
@@ -66,7 +67,7 @@ def entries(layout: Layout) -> dict[str, RemoteEntry]:
 
 
 def entry_named(layout: Layout, name: str) -> RemoteEntry:
-    """Return the remote of a name; "" stands for the only one."""
+    """Return the remote with this name. An empty name stands for the only remote."""
     found = entries(layout)
     if not name and len(found) == 1:
         return next(iter(found.values()))
@@ -83,7 +84,7 @@ def entry_named(layout: Layout, name: str) -> RemoteEntry:
 
 
 def open_objects(target: Target, abilities: Abilities | None = None) -> Objects:
-    """Return the objects of a target. `abilities` are the features of its service, if it was probed."""
+    """Return the objects of a target. `abilities` are those of its service, if the service was probed."""
     if target.kind == "directory":
         from ckstore.remote.service.directory_objects import DirectoryObjects
 
@@ -94,7 +95,7 @@ def open_objects(target: Target, abilities: Abilities | None = None) -> Objects:
 
 
 def check_takes_pushes(entry: RemoteEntry) -> None:
-    """Raise `RemoteError` if the probe showed that a remote cannot be pushed to."""
+    """Raise `RemoteError` if the probe showed that the remote cannot accept pushes."""
     abilities = entry.abilities
     if abilities is None or (abilities.writes and abilities.lists_writes):
         return

@@ -1,1 +1,1 @@
-"""Verifications of remotes."""
+"""Verification of remotes."""

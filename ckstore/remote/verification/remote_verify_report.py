@@ -15,14 +15,14 @@ from ckstore.model.words import counted, headed, in_lines, printable, some_of
 @brief()
 @dataclass(frozen=True, slots=True)
 class RemoteDamage:
-    """One object that a remote lacks, or that has other bytes than its name or its checkpoint requires.
+    """An object that is missing on a remote, or that has other bytes than its name or its checkpoint requires.
 
     Attributes:
         word: Whether the object is ``missing`` or ``damaged``.
         key: The key of the object on the remote.
         what: One sentence with the problem and the expected state.
         checkpoints: The checkpoints that need the object, as ``RUN@STEP``.
-        do: How to repair it.
+        do: How to repair the object.
     """
 
     word: Literal["missing", "damaged"]
@@ -45,7 +45,7 @@ class RemoteVerifyReport:
         as_of: When the remote was listed, in the format of `CheckpointInfo.created`.
         checkpoint_count: Number of checkpoints whose manifests were read.
         blob_count, blob_bytes: Number and size of the objects in ``blobs/`` that these checkpoints need.
-        read_count, checked_bytes: Number and size of those that were read back and compared with their digests.
+        read_count, checked_bytes: Number and size of the blobs that were read back and compared with their digests.
         damage: The missing and damaged objects.
         sample: The fraction of the blobs that was chosen to be read, from 0 to 1.
         mode: ``full``, ``quick``, or ``sampled``, which is also the mode of a call with a budget.
@@ -66,7 +66,7 @@ class RemoteVerifyReport:
 
     @property
     def ok(self) -> bool:
-        """Whether no object is missing or damaged, as far as the objects were read."""
+        """Whether no missing or damaged object was found among the objects that were checked."""
         return not self.damage
 
     def __str__(self) -> str:
@@ -74,7 +74,7 @@ class RemoteVerifyReport:
 
 
 def summary(report: RemoteVerifyReport) -> Iterator[str]:
-    """Yield a line on what the remote lists, and one on how much of it was read and is intact."""
+    """Yield a line about the checkpoints and blobs of the remote, and a line about the read blobs and their damage."""
     listed = f"{counted(report.checkpoint_count, 'checkpoint')} at {report.remote} as of {minute(report.as_of)}"
     yield printable(f"{listed}, with {counted(report.blob_count, 'blob')} of {size_text(report.blob_bytes)}")
     read = "no blob was read" if report.mode == "quick" else f"{size_text(report.checked_bytes)} read back"

@@ -1,7 +1,7 @@
 """Verify a remote: list it, read the manifests of its checkpoints, and read its blobs back.
 
-A blob on a remote is one object, and the digest in its name is that of the object's bytes, even if they are encoded. So
-a blob is verified without being decoded.
+Each blob on a remote is one object, whose name contains the digest of its bytes. If the bytes are encoded, it is the
+digest of the encoded bytes. So a blob is verified without decoding it.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ class RemoteVerification:
         self._mutex = threading.Lock()
         self._checkpoint_count = self._read_count = self._checked_bytes = 0
         self._users: defaultdict[BlobRecord, list[Place]] = defaultdict(list)  # blob -> checkpoints that need it
-        # digest -> a blob that was read. `_verified` has the intact ones, and `_damaged` those with other bytes.
+        # digest -> a blob that was read. `_verified` has the intact blobs, and `_damaged` those with wrong bytes.
         self._verified: dict[str, ObjectEntry] = {}
         self._damaged: dict[str, ObjectEntry] = {}
         self._damage: dict[str, RemoteDamage] = {}  # key of the object -> its problem
-        self._lacking: dict[str, str] = {}  # id of a checkpoint that needs another push -> why
+        self._lacking: dict[str, str] = {}  # id of a checkpoint that must be pushed again -> the reason
 
     def run(self, ref: AnyRef | None) -> RemoteVerifyReport:
         """Verify one checkpoint, or the whole remote; see `Remotes.verify`."""
@@ -98,7 +98,7 @@ class RemoteVerification:
     # ------------------------------------------------------------------------------------- the checkpoints
 
     def _listed(self, uuid: str) -> Sequence[Place]:
-        """Return the checkpoints that the remote lists. Record missing ones that it should have."""
+        """Return the checkpoints that the remote lists. Record those that it should have but does not list."""
         context, name = self._context, self._remote.name
         listing = self._source.listed()
         there = {*listing.places}
@@ -109,7 +109,7 @@ class RemoteVerification:
             is_evicted = any(holder.uuid == uuid for holder in holders_at(context.layout.checkpoint(info.key)))
             if not is_evicted and info.id not in pushed:
                 continue
-            # Look it up again, since another client may have pushed or deleted it during the listing.
+            # Look the checkpoint up again, since another client may have pushed or deleted it during the listing.
             documents = ask(self._remote.objects, [place.manifest, place.dropped])
             if place.manifest in documents and place.dropped not in documents:
                 continue
@@ -117,7 +117,7 @@ class RemoteVerification:
                 do = "restore the objects of the remote from a backup, or delete the checkpoint"
                 what = f"{name} should have the only copy, but does not list it"
                 self._note("missing", place.manifest, what, [place], do)
-            # Without a deletion mark, neither a policy nor a user deleted it, so it is missing.
+            # If it has no deletion mark, neither a policy nor a user deleted it, so it is missing.
             elif place.dropped not in documents:
                 told = f"the checkpoint was pushed to {name}, which does not list it"
                 self._note("missing", place.manifest, told, [place], PUSH_AGAIN)
@@ -127,7 +127,7 @@ class RemoteVerification:
         def read(place: Place) -> None:
             try:
                 found = read_manifest(self._source, place, self._context.layout.hash_prefix)
-            except (RemoteDenied, RemoteUnavailable):  # this says nothing about the object
+            except (RemoteDenied, RemoteUnavailable):  # this is not a problem of the manifest
                 raise
             except RemoteError as error:
                 do = error.hint or mending_there()
@@ -222,7 +222,7 @@ class RemoteVerification:
     def _problem_of(self, blob: BlobRecord, memory: MemoryBudget) -> Literal["", "missing", "damaged"]:
         with memory.lending(blob.nbytes) as buffer:
             for _ in range(_READS):
-                if not self._source.read_any(blob.digest, buffer):  # also tries a newer name, given by a push
+                if not self._source.read_any(blob.digest, buffer):  # this also tries newer names of the blob
                     return "missing"
                 if algorithm_of(blob.digest).digest(buffer) == blob.digest:
                     return ""
@@ -231,7 +231,7 @@ class RemoteVerification:
     # ------------------------------------------------------------------------------------- results
 
     def _existing(self, places: Iterable[Place]) -> set[Place]:
-        """Return the places that still exist. Since the listing, another client may have deleted some and pruned."""
+        """Return the checkpoints that still exist. Another client may have deleted some since the listing."""
         wanted = {*places}
         documents = {key for place in wanted for key in (place.manifest, place.dropped)}
         found, _ = look(self._remote.objects, documents, self._checkpoint_count)
@@ -257,11 +257,11 @@ class RemoteVerification:
                 self._lacking.update((place.id, what) for place in users)
 
     def _keep_results(self) -> None:
-        """Record the results: an eviction relies on intact blobs, and a push sends the others again."""
+        """Record the results. An eviction then relies on the intact blobs, and a push sends the damaged ones again."""
         if not self._may_write:
             return
         layout, name = self._context.layout, self._remote.name
-        known = record.read_record(layout, name)  # pushes may have changed it
+        known = record.read_record(layout, name)  # pushes may have changed the record meanwhile
         known.blob_count = self._record.blob_count
         known.blobs.update((digest, record.seen(entry, "read")) for digest, entry in self._verified.items())
         for blob in filter(None, map(keys.blob_in, self._damage)):
