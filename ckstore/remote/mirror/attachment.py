@@ -1,4 +1,4 @@
-"""Attaches the mirror to an open store. The modules of the mirror are imported only if the store has one."""
+"""Attaches the mirror to an open store. The modules of the mirror are imported only if the store has a mirror."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 
 def attach(context: Context) -> None:
-    """Make saves start the process that mirrors, and, if a save lacks space, evict checkpoints that the mirror has."""
+    """Make saves start the mirror process, and let a save that lacks space evict checkpoints that the mirror has."""
     context.subscribers = (Subscriber("mirroring", _mirror), *context.subscribers)
     context.evictor = partial(_evictor, context)
     context.attached = (*context.attached, __name__)
 
 
 def wake_mirror(context: Context, why: Why) -> None:
-    """Start the process that mirrors if the store has a mirror that may be incomplete. Raises no errors."""
+    """Start the mirror process if the store has a mirror that may be incomplete. Raise no errors."""
     remote = setting_or_none(context.layout, MIRROR)
     if remote is not None:
         from ckstore.remote.mirror import mirror_process

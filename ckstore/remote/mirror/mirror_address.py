@@ -25,14 +25,14 @@ def is_name(mirror: str | os.PathLike[str]) -> bool:
 
 
 def settings_at(root: Path, mirror: str | os.PathLike[str]) -> tuple[str, int] | None:
-    """Return the hash and the chunk size of the store or remote at a place.
+    """Return the hash and the chunk size of the remote at an address that a new store is to use as its mirror.
 
-    Returns None if the place is empty and a remote can be created there.
+    Return None if there is no remote at the address and one can be created.
 
     Raises:
-        RemoteError: The place does not answer, or nothing can be written there. A store that was created without the
-            settings of its mirror would start the training from the beginning.
-        BadInput: The address is only a name or the directory of the new store, or no directory can be created there.
+        RemoteError: The service does not answer, or nothing can be written. The store must then not be created, because
+            without the checkpoints of its mirror it would start the training from the beginning.
+        BadInput: The address is only a name, the directory of a store, or a directory that cannot be created or used.
     """
     if is_name(mirror):
         msg = f"a new store has no remote named {mirror}"
@@ -42,11 +42,11 @@ def settings_at(root: Path, mirror: str | os.PathLike[str]) -> tuple[str, int] |
         if dirfd_stat.resolved(target.path) == dirfd_stat.resolved(root):
             raise BadInput(f"{mirror} is this store itself", hint="name another directory")
         refuse_store(target)
-        if not check_folder(target):  # it is created after the store, so that a failure leaves nothing behind
+        if not check_folder(target):  # the directory is created after the store, so that a failure leaves nothing
             return None
     if (found := settings_there(target, _NAME)) is None:
         objects = open_objects(target)
-        # If the bucket is missing or read-only, fail now: no store without its mirror may be left behind.
+        # If the bucket is missing or read-only, fail now, so that no store without its mirror is left behind.
         key = f"{keys.PROBE}{uuid.uuid4().hex}-new"
         objects.send(key, b"1")
         objects.delete([key])
@@ -66,7 +66,7 @@ def entry_of(context: Context, mirror: str | os.PathLike[str]) -> RemoteEntry | 
 
 
 def free_name(context: Context, mirror: str | os.PathLike[str]) -> str:
-    """Return an unused name for a mirror; refuse the directory of a store."""
+    """Return an unused name for a mirror. Raise `BadInput` if the address is the directory of a store."""
     refuse_store(parse_target(mirror))
     taken = entries(context.layout)
     names = (_NAME if number == 1 else f"{_NAME}{number}" for number in range(1, len(taken) + 2))
@@ -74,5 +74,5 @@ def free_name(context: Context, mirror: str | os.PathLike[str]) -> str:
 
 
 def learn_mirror(context: Context, name: str) -> None:
-    """Make later saves of a store follow all checkpoints that its new mirror has of its runs, in commit order."""
+    """Make later saves of a store follow, in commit order, all checkpoints of its runs on its new mirror."""
     learn_order(context, named_remote(context, name, writing=False))

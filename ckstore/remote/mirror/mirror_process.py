@@ -1,4 +1,4 @@
-"""Starts the process that mirrors, if the store has a mirror and no such process of this host is running."""
+"""Starts the mirror process, if the store has a mirror and no mirror process of this host is running."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from ckstore.saver.helper_start import start_beside
 
 ENTRY = "ckstore.remote.mirror.mirror_server"
 Why = Literal["opened", "saved", "said"]
-# The first and the longest pause after a failed start. Each pause is twice as long as the one before, since a start
-# takes half a second of a processor.
+# The first and the longest pause after a failed start. Each pause is twice as long as the previous one, because a start
+# takes half a second of processor time.
 _START_S, _LONGEST_S = 5.0, 300.0
 
 
@@ -43,7 +43,8 @@ class _Start(NamedTuple):
         age_s = time.monotonic() - self.at_s
         if self.child is None or self.has_failed:
             return age_s > self.pause_s
-        # Otherwise each of a thousand tags in a row would start a process, until the first one holds the lock.
+        # Without this pause, each of a thousand tags in a row would start a process until the first process has the
+        # lock.
         return age_s > _START_S or (why != "said" and self.child.returncode is not None)
 
 
@@ -56,7 +57,7 @@ def _key(context: Context) -> tuple[str, str]:
 
 
 def wake(context: Context, remote: str, why: Why) -> None:
-    """Start the process that mirrors to `remote` if one is needed. Raises no errors, since the save is durable."""
+    """Start the mirror process for `remote` if it is needed. Raise no errors, because the save is durable."""
     # If the store was only opened, the process is needed only if the mirror lacks checkpoints.
     try:
         if why == "opened" and not behind(context.layout, remote, current_or_named(context)):
@@ -65,19 +66,19 @@ def wake(context: Context, remote: str, why: Why) -> None:
         if last is None or last.is_over(why):
             _start_one(context, last)
     except (CkstoreError, OSError, MemoryError) as error:
-        with suppress(CkstoreError, OSError):  # `doctor` shows also without this record that the mirror is behind
+        with suppress(CkstoreError, OSError):  # even without this record, `doctor` shows that the mirror is behind
             note_problem(context.layout, remote, f"the mirror process could not be started: {error!r}")
 
 
 def _start_one(context: Context, last: _Start | None) -> None:
     lock = lock_mirror(context)
-    # Another process has the lock. After releasing it, that process checks once more for work, so the new checkpoint is
+    # If another process has the lock, it checks once more for work after releasing the lock. So the new checkpoint is
     # not forgotten.
     if lock is None:
         return
     lock.release()
-    # A process that failed waits without the lock. If this process started it, a new one would have the same
-    # credentials.
+    # A mirror process that failed waits without the lock. If this process started it, a new mirror process would have
+    # the same credentials, so none is started.
     if last is not None and last.child is not None and (said := status_at(last.child.pid)) and said.state == "waiting":
         return
     begun = _Start(time.monotonic(), None, _START_S)

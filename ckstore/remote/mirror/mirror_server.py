@@ -1,7 +1,7 @@
-"""The process that mirrors: pushes checkpoints that the mirror lacks, and ends some time after the last one.
+"""The mirror process. It pushes checkpoints that the mirror lacks, and ends some time after the last one.
 
-It is as detached as a saver, and outlives the training. It retries failed pushes for a day after the last success.
-After SIGTERM it pushes for some more seconds, and then ends.
+Like a saver, the process is detached from the training and outlives it. It retries failed pushes for a day after the
+last success. After SIGTERM, it pushes for some more seconds, and then ends.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from ckstore.saver.server.helper_begin import begin
 from ckstore.saver.server.status_page import StatusPage
 
 # How long the process waits for more work. If it ended sooner, each save would start a process, which takes half a
-# second of a processor.
+# second of processor time.
 _LINGER_S = 60.0
 # How long failed pushes are retried, which is longer than most outages of a service. After that, a save or an opening
 # for writing starts another process.
 _PATIENCE_S = 86_400.0
 _LOOK_S = 0.5
-# The first and the longest pause between two tries. An overloaded service must not be asked more often. Five minutes
-# are half of the default of `mirror_age_s`.
+# The first and the longest pause between two attempts. An overloaded service must not receive attempts more often. Five
+# minutes are half of the default of `mirror_age_s`.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 300.0
 
 
@@ -55,7 +55,7 @@ def serve(
 ) -> None:
     """Push until the mirror has been complete for a while, the store has no mirror, or another process takes over.
 
-    The function also ends if no push has succeeded for `patience_s`, or if the process is asked to end.
+    The function also ends if no push has succeeded for `patience_s`, or if a signal requests that the process ends.
     """
     ending = ending or Ending()
     pause_s = _FIRST_PAUSE_S
@@ -67,7 +67,7 @@ def serve(
             with lock:
                 pushed, failed = _push_all(context, mirror, page, ending, linger_s=linger_s, patience_s=patience_s)
             if not failed:
-                # A save or a tag since the last check found the lock taken, and relies on this process.
+                # A save or a tag since the last check may have found the lock taken. It then relies on this process.
                 if not _is_there(context) or not mirror.has_work():
                     return
                 continue
@@ -78,10 +78,10 @@ def serve(
         has_failed = True
         if time.monotonic() - done_at >= patience_s:
             return
-        # The pause is made without the lock, so that a training that is restarted with other credentials can start
-        # another process. The lock may now belong to an older process that fails, or to a save that only tests it, so
-        # this process ends only if there is a newer one. The length of the pause is random, so that machines that lost
-        # the same service do not all return to it at the same moment.
+        # The process pauses without the lock, so that a training that restarts with other credentials can start another
+        # process. After the pause, the lock may belong to an older process that fails, or to a save that only tests the
+        # lock. So this process ends only if there is a newer one. The length of the pause is random, so that machines
+        # that lost the same service do not all retry at the same moment.
         with ending.waiting():
             time.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
@@ -94,10 +94,11 @@ def _push_all(
 ) -> tuple[bool, bool]:
     """Push until nothing has been missing for `linger_s`, or the mirror refuses.
 
-    Return whether any checkpoint was pushed, and whether the mirror refused.
+    If the push of one checkpoint fails, for example because the checkpoint is damaged locally, other pushes and the
+    policies continue. The failed push is retried at growing intervals, for `patience_s` after the last success.
 
-    A failure of one checkpoint, for example because it is damaged locally, stops neither the others nor the policies.
-    It is retried at growing intervals, for `patience_s` after the last success.
+    Returns:
+        Whether anything was pushed, and whether the mirror refused.
     """
     pushed = False
     done_at = time.monotonic()
@@ -137,7 +138,7 @@ def _is_there(context: Context) -> bool:
 
 
 def _tell(context: Context, mirror: Mirror, error: CkstoreError | OSError | None) -> None:
-    """Record the failure of a try, or its success, for `doctor` and other readers, if possible."""
+    """Record the failure or the success of an attempt for `doctor` and other readers, if possible."""
     with suppress(CkstoreError, OSError):
         why = "" if error is None else describe_error(error)
         note_problem(context.layout, mirror.name or "", why, is_refused=isinstance(error, RemoteDenied))

@@ -53,23 +53,23 @@ if TYPE_CHECKING:
     from ckstore.remote.metadata_sync import MetadataObject
 
 
-# The minimum time between two prunes. A prune lists all blobs of the mirror. After each push, that would cost more than
-# the push.
+# The minimum time between two prunes. A prune lists all blobs of the mirror. If it ran after each push, it would cost
+# more than the push.
 _PRUNE_PAUSE_S = 600.0
 # The time between two listings of all objects. Each takes one request per thousand objects.
 _LOOK_AGAIN_S = 86_400.0
-# After these errors, no other push to the mirror would succeed.
+# After one of these errors, no other push to the mirror would succeed.
 _OF_THE_MIRROR = (*OF_ALL, InsufficientSpace)
 _TIDYING = frozenset({"claims", "keep_local", "keep_remote", "prune"})
 
 
 class Mirror:
-    """Mirrors a store, on behalf of one process.
+    """Mirrors a store in one process.
 
     Args:
         context: The store.
         begin: Called with each checkpoint before it is pushed.
-        progress: As for `ckstore.Store.push`.
+        progress: As in `ckstore.Store.push`.
     """
 
     def __init__(
@@ -81,14 +81,14 @@ class Mirror:
         self._context = context
         self._begin = begin
         self._progress = progress
-        # Errors since `try_again`, by the name of the failed item, which must not hold up the others.
+        # Errors since `try_again`, by the name of the failed item. A failed item must not block the others.
         self._failed: dict[str, CkstoreError] = {}
         self._known: dict[Place, Candidate] = {}
         self._ownership = Ownership(context)
         self._asked: set[str] = set()
         self._prune_again_s = 0.0
-        # For each checkpoint: its metrics and notes when its annotations were last read. This avoids reading thousands
-        # of files each time.
+        # Id of a checkpoint -> its metrics and notes when its annotations were last read, and these annotations. This
+        # avoids reading thousands of files each time.
         self._annotations: dict[str, tuple[object, list[MetadataObject]]] = {}
 
     @property
@@ -106,7 +106,7 @@ class Mirror:
 
     @property
     def problem(self) -> CkstoreError | None:
-        """The errors of all pushes that failed since `try_again`, as one error; None if nothing failed."""
+        """The errors of all items that failed since `try_again`, as one error, or None if nothing failed."""
         return joined(self._failed) if self._failed else None
 
     def try_again(self) -> None:
@@ -116,7 +116,7 @@ class Mirror:
         self._failed.clear()
 
     def has_work(self) -> bool:
-        """Whether a step has work to do. Also true if that is unknown; the step then raises the reason."""
+        """Whether a step has work to do. If this is unknown, the result is True, and the step raises the reason."""
         try:
             name = self.name
             if name is None:
@@ -147,8 +147,9 @@ class Mirror:
                 # pushed the metadata, or a prune may have completed the push.
                 self._note(name, uuid, done)
             rest = [info for info in todo if info not in done]
-            # Checkpoints are pushed one at a time, so that a newer save is pushed before older ones. The run is owned
-            # before the push, so that later saves of this store follow everything on the mirror in commit order.
+            # Checkpoints are pushed one at a time, so that a newer save is pushed before older ones. This store becomes
+            # the owner of the run before the push, so that its later saves follow all checkpoints on the mirror in
+            # commit order.
             if (
                 rest
                 and self._run_duty(_run_item(rest[0].run), partial(self._own_run, there, rest[0]))
@@ -161,10 +162,10 @@ class Mirror:
         return False
 
     def _push_missing_metadata(self, name: str, uuid: str) -> bool:
-        """Push some of the metadata that the mirror lacks according to local records; return whether any was pushed."""
+        """Push some metadata that the mirror lacks according to local records. Return whether any was pushed."""
         while True:
             lacking, gone = self._missing_metadata(name)
-            # Only a few are pushed at a time, so that a checkpoint that is saved meanwhile is pushed before the rest.
+            # Few objects are pushed at a time, so that a checkpoint that is saved meanwhile is pushed before the rest.
             lacking = [one for one in lacking if one.key not in self._failed][:PAGE_ASKS]
             if not lacking:
                 return False
@@ -186,7 +187,7 @@ class Mirror:
                 return True
 
     def _missing_metadata(self, name: str) -> tuple[list[MetadataObject], set[str]]:
-        """Return the metadata that the mirror lacks, of checkpoints that it has, and the keys of removed metadata."""
+        """Return the metadata that the mirror lacks for its checkpoints, and the keys of metadata removed locally."""
         known, here = read_mirrored(self._context.layout, name), current_or_named(self._context)
         there = {info.id for info in here if info.id in known.ids or info.elsewhere}
         self._annotations = {info.id: self._annotations[info.id] for info in here if info.id in self._annotations}
@@ -203,16 +204,17 @@ class Mirror:
                 continue
             if self._annotations.get(info.id, (None,))[0] != shown:
                 own: list[MetadataObject] = []
-                with suppress(CkstoreError):  # `verify` reports it, and it does not hold up the rest
+                with suppress(CkstoreError):  # `verify` reports this error, which must not block the other metadata
                     own += annotations_of(self._context, info)
                 self._annotations[info.id] = shown, own
             said += self._annotations[info.id][1]
         return said
 
     def tidy(self) -> None:
-        """Apply the two policies of the mirror if it is time to. Call this when everything has been pushed.
+        """List the mirror, apply the policies `keep_local` and `keep_remote`, and prune, each if it is due.
 
-        If a policy fails, `problem` names it, and the other policy and the prune still run.
+        Call this when everything has been pushed. If a policy fails, `problem` names it, and the other policy and the
+        prune still run.
 
         Raises:
             CkstoreError: The mirror did not answer. A later call tries again.
@@ -235,7 +237,7 @@ class Mirror:
         self._prune_again_s = time.monotonic() + _PRUNE_PAUSE_S
 
     def _run_duty(self, duty: str, work: Callable[[], object]) -> bool:
-        """Run one of several duties and return whether it succeeded. Keep an error that concerns only this one."""
+        """Run a duty, and return whether it succeeded. Record an error that concerns only this duty."""
         try:
             work()
         except _OF_THE_MIRROR:
@@ -262,8 +264,8 @@ class Mirror:
         if not had:
             return
         there = named_remote(context, name, writing=False)
-        # Claims are restored first, since other stores keep claimed checkpoints. If the remote does not exist,
-        # everything is missing.
+        # Claims are restored first, because other stores keep claimed checkpoints. If the remote no longer exists,
+        # everything counts as missing.
         with suppress(NoSuchRemote):
             claim_again(context, there)
         absent = absent_at(context, there, had)
@@ -275,9 +277,9 @@ class Mirror:
             note(context, "missing", names[id].key.run_step, id=id, why=f"{name}: {why}")
 
     def _decided_again(self, name: str, removed: Iterable[str], infos: Mapping[str, CheckpointInfo]) -> set[str]:
-        """Return the removed checkpoints that `keep_remote` decides about again. The others stay removed.
+        """Return the ids of removed checkpoints that `keep_remote` decides about again. The others remain removed.
 
-        That policy only decides about runs that this store mirrors.
+        That policy decides only about runs that this store mirrors.
         """
         if policy_of(self._context.layout, KEEP_REMOTE) is None:
             return set()
@@ -287,34 +289,34 @@ class Mirror:
     def _needing_no_push(self, there: Remote, todo: list[CheckpointInfo]) -> list[CheckpointInfo]:
         """Return the checkpoints that need no push, according to the remote.
 
-        Another process, or this one before a restart, has pushed such a checkpoint, or it was deleted on the remote.
+        Such a checkpoint was pushed by another process or before a restart of this one, or was deleted on the remote.
         """
         mirrored = read_mirrored(self._context.layout, there.name)
         again = mirrored.missing.keys() | mirrored.pruned
-        # Each checkpoint is looked up once, and once more when it is the next to push. That is enough, since no other
-        # process normally pushes the saves of this store.
+        # Each checkpoint is looked up once, and once more when it is the next to push. That is enough, because normally
+        # no other process pushes the saves of this store.
         new = [info for info in todo if info.id not in self._asked]
         new = new or todo[:1]
         self._asked.update(info.id for info in new)
         places = {info.id: place_of(info) for info in new}
         wanted = {key for place in places.values() for key in (place.manifest, place.dropped)}
         found = look(there.objects, wanted, len(self._asked))[0].keys()
-        # A checkpoint that lost a blob is pushed again although its manifest exists on the remote. One that the policy
-        # deleted there is pushed again although it has a deletion mark.
+        # A checkpoint that lost a blob is pushed again although its manifest exists on the remote. A checkpoint that
+        # the policy deleted there is pushed again although it has a deletion mark.
         new = [info for info in new if info.id not in again]
         return [info for info in new if {places[info.id].manifest, places[info.id].dropped} & found]
 
     def _own_run(self, there: Remote, info: CheckpointInfo) -> None:
-        """Own the run of a checkpoint on the mirror, and follow the mirror's commit order."""
+        """Become or remain the owner of the run of a checkpoint on the mirror."""
         self._ownership.own(there, info.run, info.sequence)
 
     def _push(self, there: Remote, uuid: str, info: CheckpointInfo) -> None:
         context, name = self._context, there.name
         self._begin(info)
         bytes_s = setting_of(context.layout, MIRROR_BYTES_S)
-        # The metadata is read before the push, which pushes this version or a newer one.
+        # The metadata is read before the push, which then pushes the same or newer metadata.
         said: list[MetadataObject] = []
-        with suppress(CkstoreError):  # an unreadable pin must not keep the checkpoint from being mirrored
+        with suppress(CkstoreError):  # an unreadable pin must not prevent the push of the checkpoint
             said = self._metadata_of([info])
         try:
             options: TransferOptions = {"bwlimit": bytes_s, "progress": partial(self._report_progress, there, info)}
@@ -327,8 +329,8 @@ class Mirror:
         note(context, "mirrored", info.key.run_step, id=info.id, nbytes=report.moved_bytes, why=f"to {name}")
 
     def _report_progress(self, there: Remote, info: CheckpointInfo, done_bytes: int, all_bytes: int) -> None:
-        """Report progress and stay the owner of the run: a large push can take longer than ownership lasts."""
-        with suppress(RemoteUnavailable):  # the push itself notices whether the mirror is unavailable
+        """Report progress, and remain the owner of the run, since a large push can take longer than ownership lasts."""
+        with suppress(RemoteUnavailable):  # the push itself fails if the mirror is unavailable
             self._own_run(there, info)
         if self._progress is not None:
             self._progress(done_bytes, all_bytes)
@@ -360,5 +362,5 @@ def _run_item(run: str) -> str:
 
 
 def _item(info: CheckpointInfo) -> str:
-    """Return the name under which a failed checkpoint is recorded, with its id, since a step may be saved again."""
+    """Return the name under which a failed checkpoint is recorded. It has the id, since a step may be saved again."""
     return f"{info.name} ({short_id(info.id)})"

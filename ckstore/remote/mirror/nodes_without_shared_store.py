@@ -1,8 +1,8 @@
-"""Ranks on nodes with separate stores, which save one checkpoint to the common mirror of these stores.
+"""Lets ranks on nodes with separate stores save one checkpoint to the common mirror of these stores.
 
-Implements `ckstore.ranks.separate_stores.SeparateStores`. The checkpoint exists once it is on the remote. Then each
-node lists it in its store, which keeps the parts of its own ranks. Source: docs/format/remote-v1.md, "Parts of several
-nodes".
+Implements `ckstore.ranks.separate_stores.SeparateStores`. The checkpoint exists once it is on the remote. Each node
+then lists the checkpoint in its own store, with the parts of its own ranks. Source: docs/format/remote-v1.md, "Parts of
+several nodes".
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ def has_place(context: Context) -> bool:
 
 
 def push_staged(context: Context, staging: Staging, work: RankWork) -> tuple[PushedPart, Document]:
-    """Push the staged part of a rank. Return its protection on the remote, and the document for the merging rank."""
-    # If this fails, the staged data is freed.
+    """Push the staged part of a rank. Return the pushed part, and the document for the rank that merges the parts."""
+    # If the push fails, the staged data is freed.
     try:
         work.doing("inspected the mirror")
         remote, holder = common_remote(context)
@@ -84,8 +84,8 @@ def publish_apart(
     context: Context, request: Request, whole: MergedCheckpoint, work: RankWork, sequence: int
 ) -> JointCheckpoint:
     """Merge the parts of all nodes, and publish the checkpoint on the remote and then in the store of this node."""
-    # `sequence` is unused in the stores of all nodes. After `UnknownOutcome`, the checkpoint may exist on the remote.
-    # After any other error, it does not.
+    # No checkpoint in the store of any node has the number `sequence`. After `UnknownOutcome`, the checkpoint may exist
+    # on the remote. After any other error, it does not exist.
     remote, holder = common_remote(context)
     require(context, ELSEWHERE)
     if request.step is not None:
@@ -103,8 +103,8 @@ def publish_apart(
         # The checkpoint exists on the remote, so the save has not failed.
         warning = f"{watch.pushed.info.name} is on {remote.name}, but this store does not list it: {why_of(error)}"
         return replace(watch.pushed, info=replace(watch.pushed.info, warnings=(warning,)))
-    # The intents of all nodes are deleted here, because a writer that torch itself calls, or that is in another
-    # process, does not learn of the end of the save.
+    # The intents of all nodes are deleted here, because some ranks are not notified of the end of the save. This is the
+    # case if torch itself calls their writer, or if the writer runs in another process.
     end_intents(remote, [key for part in whole.parts.values() for key in part["intents"]])
     if watch.pushed is None and place_of(info) not in source_of(remote).places(f"{info.run}/{info.step}/"):
         return JointCheckpoint(info, b"")
@@ -119,13 +119,13 @@ class _RemotePublication(WorkWatch):
     def __init__(self, context: Context, work: RankWork, remote: Remote) -> None:
         super().__init__(work)
         self.pushed: JointCheckpoint | None = None  # the checkpoint on the mirror, if it exists there
-        self.unknown: UnknownOutcome | None = None  # why it is not known whether it exists
+        self.unknown: UnknownOutcome | None = None  # set if it is unknown whether the checkpoint exists
         self._context, self._remote = context, remote
 
     def sealed(self, staging: Staging, manifest: Manifest, rule: Rule) -> None:
-        """Push the checkpoint, unless an existing one is kept; raises the same errors as the rename would."""
+        """Push the checkpoint, unless an existing one is kept. Raise the same errors as the rename would."""
         layout = self._context.layout
-        # The rules of the rename are applied before anything is pushed: a refusal after the push would come too late.
+        # The rules of the rename are applied before the push, because a refusal after the push would be too late.
         of_step = layout.of_step(manifest.run, manifest.step)
         if publishing.existing_of_step(layout, manifest, rule, of_step) is not None:
             return
@@ -137,15 +137,15 @@ class _RemotePublication(WorkWatch):
             )
         except UnknownOutcome as error:
             self.unknown = error
-            # The error gets another class: the state of this store is known, so the store stays writable.
+            # `UnknownOutcome` would disable writes to this store. Its state is known, so another error is raised.
             raise RemoteUnavailable(error.message, hint=error.hint) from error
         self.pushed = JointCheckpoint(CheckpointInfo.of(manifest, manifest_id), data)
 
 
 def adopt(context: Context, joined: JointCheckpoint, staging: Staging | None) -> CheckpointInfo:
     """List a checkpoint of all nodes in this node's store, with the blobs that this rank staged."""
-    # Without `staging`, for example if another process staged the part, its blobs are taken from the store by their
-    # digests.
+    # If `staging` is None, for example because another process staged the part, the blobs of the part are found in the
+    # store by their digests.
     if not joined.manifest:
         return joined.info
     info = joined.info
@@ -162,8 +162,8 @@ def _adopt(context: Context, joined: JointCheckpoint, staging: Staging | None) -
     manifest, manifest_id = parse_manifest(joined.manifest, where=info.name, hash_prefix=layout.hash_prefix)
     new = False
     of_step = published_of_step(layout, info.run, info.step)
-    # A rank that was stopped may call this after another start of the job has saved the step again. The newer
-    # checkpoint is kept.
+    # A rank that was suspended may call this after a restart of the job has saved the step again. The newer checkpoint
+    # is then kept.
     if not of_step or of_step[-1].order < info.order:
         _, holder = common_remote(context)
         require(context, ELSEWHERE)
@@ -174,7 +174,7 @@ def _adopt(context: Context, joined: JointCheckpoint, staging: Staging | None) -
     found = of_step[-1] if of_step else None
     if found is not None:
         reconcile_one(context, found.key, timeout_s=CATALOG_TIMEOUT_S)
-    # The same state may already be in the store, under the id of an earlier try.
+    # The same state may already be in the store, under the id of an earlier attempt.
     if found is not None and found.manifest.content == manifest.content:
         there = info_of(context, found.manifest, found.manifest_id, key=found.key)
         if staging is not None:
@@ -204,7 +204,7 @@ def _give_claimed(context: Context, info: CheckpointInfo, manifest: Manifest) ->
 
 
 def list_there(context: Context, ref: AnyRef) -> None:
-    """List in this store the checkpoint that a ref names at the mirror, if the store does not have it."""
+    """Add the checkpoint that a ref names on the mirror to the list of this store, unless the store has it."""
     name = setting_or_none(context.layout, MIRROR)
     if name is None:
         return

@@ -1,6 +1,6 @@
-"""Which runs the mirror of a store writes, and which sequence numbers later saves of the store get.
+"""Makes a store the owner of the runs that it mirrors, and raises the sequence numbers of its later saves.
 
-``tests/protocol/owners.py`` models this. Source: docs/format/remote-v1.md.
+``tests/protocol/owners.py`` models this protocol. Source: docs/format/remote-v1.md.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _OwnerVersion(NamedTuple):
 
     owner: Owner
     tag: str  # the service's tag of the version
-    at_s: float  # by `Ownership.clock`, before it was sent
+    at_s: float  # time before the write, by `Ownership.clock`
 
 
 @dataclass(slots=True)
@@ -58,7 +58,7 @@ class Ownership:
         return {run: version.owner.sequence for run, version in self._owned.items()}
 
     def own(self, remote: Remote, run: str, sequence: int, *, by_name: bool = False) -> None:
-        """Own a run and publish a sequence number for it, before a checkpoint with that number is pushed.
+        """Become or remain the owner of a run, and publish a sequence number before a checkpoint with it is pushed.
 
         Args:
             remote: The mirror.
@@ -69,12 +69,12 @@ class Ownership:
         Raises:
             RunIsOwned: Another store mirrors the run, and is alive according to the remote.
             RemoteUnavailable: Another store took the run over at the same moment, or the remote does not answer.
-            RemoteError: The remote has a sequence number that later saves cannot exceed, or another remote is at its
-                place.
+            RemoteError: The remote has a sequence number that later saves cannot exceed, or another remote has replaced
+                it.
         """
         written = self._renew(remote, run, sequence)
         if written is None:
-            check_takes(remote, self.context.settings)  # first: another remote may have replaced this one
+            check_takes(remote, self.context.settings)  # checked first, since another remote may have replaced it
             found = read_owner(remote.objects, run)
             if found is None:
                 written = self._create_owner(remote, run, sequence)
@@ -86,20 +86,20 @@ class Ownership:
         self._owned[run] = written
 
     def _renew(self, remote: Remote, run: str, sequence: int) -> _OwnerVersion | None:
-        """Return the owner object if this process owns a run, after renewing it if necessary; otherwise None."""
+        """Return the version of the owner object, renewed if necessary, or None if this process is not the owner."""
         begun_s, known = self.clock(), self._owned.pop(run, None)
         if known is None:
             return None
         if sequence <= known.owner.sequence and begun_s - known.at_s < known.owner.life_s / 4:
             return known
-        if not remote.cas:  # the object must be read first: another store may have taken the run over
+        if not remote.cas:  # the object must be read first, because another store may have taken the run over
             return None
         own = replace(known.owner, sequence=max(sequence, known.owner.sequence))
         tag = remote.objects.update(keys.owner(run), own.render(), known.tag)
         return None if tag is None else _OwnerVersion(own, tag, begun_s)
 
     def _create_owner(self, remote: Remote, run: str, sequence: int) -> _OwnerVersion | None:
-        """Own a run that has no owner. Return None if another store was faster."""
+        """Become the owner of a run that has no owner. Return None if another store was faster."""
         begun_s = self.clock()
         there = _greatest(self.context, remote, run)
         raise_order(self.context, there, remote.name)
@@ -112,7 +112,7 @@ class Ownership:
     def _take_over_run(
         self, remote: Remote, owner: Owner, listed: ObjectEntry, sequence: int, *, by_name: bool
     ) -> _OwnerVersion | None:
-        """Own a run that this store already owns or may take over. Return None if another store was faster."""
+        """Become the owner of a run that has an owner, which may be this store. Return None if another was faster."""
         begun_s, mine = self.clock(), self._new_owner(owner.run)
         is_own = owner.store == mine.store
         if not is_own and not by_name:
@@ -122,7 +122,7 @@ class Ownership:
             forget_if_older(self.context.layout, remote.name, owner.run, owner.sequence, pushed)
         epoch = owner.epoch if is_own else owner.epoch + 1
         own = replace(mine, epoch=epoch, sequence=max(sequence, owner.sequence))
-        # This precedes the takeover, so that later saves get numbers above all that the former owner can push.
+        # This precedes the takeover, so that later saves get numbers above all numbers that the former owner can push.
         raise_order(self.context, owner.sequence, remote.name)
         key, data = keys.owner(owner.run), own.render()
         tag = remote.objects.update(key, data, listed.tag) if remote.cas else remote.objects.send(key, data)
@@ -146,7 +146,7 @@ class Ownership:
 
 
 def learn_order(context: Context, there: Remote) -> None:
-    """Make later saves of a store follow all checkpoints that a mirror has of its runs, in commit order.
+    """Make later saves of a store follow, in commit order, all checkpoints of its runs on a mirror.
 
     Raises:
         RemoteError: The mirror does not answer, or has a sequence number that later saves cannot exceed.
@@ -159,7 +159,7 @@ def learn_order(context: Context, there: Remote) -> None:
 
 
 def raise_order(context: Context, sequence: int, name: str) -> None:
-    """Raise the sequence numbers of later saves of a store above `sequence`, which a mirror has."""
+    """Raise the sequence numbers of later saves of a store above `sequence`, a number on its mirror."""
     own = max(setting_of(context.layout, LEAST_SEQUENCE), sequence_limit(context))
     if sequence > own + WIDEST_GAP:
         msg = f"{name} has a checkpoint with the number {sequence} in the order of commits"
@@ -178,14 +178,14 @@ def _greatest(context: Context, remote: Remote, run: str) -> int:
 
 
 def _is_dead(owner: Owner) -> bool:
-    """Whether an owner was a store on this machine since its last boot, and that store no longer exists.
+    """Whether an owner was a store on this machine since the last boot, and that store no longer exists.
 
-    Its path is then missing or holds another store.
+    The path of the store is then missing, or has another store.
     """
     if (owner.host, owner.boot) != (socket.gethostname(), machine.boot_id()):
         return False
     path = Path(owner.path)
     try:
         return dirfd_stat.find(path) is None or read_settings(path).uuid != owner.store
-    except (CkstoreError, OSError):  # unreadable, for example because it is another user's: it may be alive
+    except (CkstoreError, OSError):  # the store may exist, but belong to another user
         return False

@@ -1,4 +1,4 @@
-"""Copies of checkpoints of a run that is renamed, on remotes. Implements `ckstore.ops.rename_run.RunCopies`."""
+"""The copies that remotes have of a run that is renamed. Implements `ckstore.ops.rename_run.RunCopies`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ckstore.ops.mirror_settings import KEEP_REMOTE, MIRROR
 
 
 def check_local(context: Context, infos: Sequence[CheckpointInfo]) -> None:
-    """Raise if data of a checkpoint is on a remote only, or if an eviction has begun."""
+    """Raise `BytesElsewhere` if data of a checkpoint is only on a remote, or if an eviction has begun."""
     if lacking := [info for info in infos if info.elsewhere]:
         names = [info.name for info in lacking]
         (remote, *_) = holder_names_at(context.layout.checkpoint(lacking[0].key)) or ("NAME",)
@@ -31,7 +31,10 @@ def check_local(context: Context, infos: Sequence[CheckpointInfo]) -> None:
 
 
 def left_behind(context: Context, infos: Sequence[CheckpointInfo]) -> str:
-    """Return what a renaming leaves on the mirror; empty if nothing, or if the mirror has a policy."""
+    """Return a message about the checkpoints that a rename leaves on the mirror.
+
+    It is empty if there are none, or if the mirror has a policy.
+    """
     mirror = setting_of(context.layout, MIRROR)
     if mirror is None or policy_of(context.layout, KEEP_REMOTE) is not None:  # the policy removes them
         return ""

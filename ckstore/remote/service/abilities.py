@@ -1,4 +1,4 @@
-"""The features of a service, according to a probe and not to its documentation."""
+"""The abilities of a service, according to a probe and not to its documentation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ckstore.model.brief import brief
 from ckstore.model.document import refuse
 
 Cas = Literal["no", "yes", "unquoted"]
-"""Whether the service supports compare-and-swap; ``unquoted`` if it expects version tags without quotes."""
+"""Whether the service supports compare-and-swap. ``unquoted`` if it expects version tags without quotes."""
 
 _CAS: tuple[Cas, ...] = ("no", "yes", "unquoted")
 
@@ -17,16 +17,16 @@ _CAS: tuple[Cas, ...] = ("no", "yes", "unquoted")
 @brief()
 @dataclass(frozen=True, slots=True)
 class Abilities:
-    """The features of a service, according to a probe.
+    """The abilities of a service, according to a probe.
 
     Attributes:
-        writes: An object was written and deleted. If not, the other features are unknown, and count as missing.
+        writes: An object was written and deleted. If not, the other abilities are unknown, and count as missing.
         create: Creating a key twice was refused, and the first object remained.
-        cas: ``yes`` if an update of a wrong version was refused, and one of the right version was made. ``unquoted`` if
-            that requires the version tag without its quotes. Otherwise ``no``.
+        cas: ``yes`` if an update of a wrong version was refused, and an update of the right version succeeded.
+            ``unquoted`` if that requires the version tag without its quotes. Otherwise ``no``.
         ranges: A range of an object can be read. If not, whole objects are read.
-        lists_writes: A listing showed an object just after it was written, and not just after it was deleted.
-        checks_bodies: A body that differs from its signed digest was refused. None if this could not be tried.
+        lists_writes: A listing showed an object just after it was written, and omitted it just after it was deleted.
+        checks_bodies: A body that differs from its signed digest was refused. None if this could not be tested.
     """
 
     writes: bool = True

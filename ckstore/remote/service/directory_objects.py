@@ -1,8 +1,8 @@
-"""`Objects` in a directory: each object is a file under its key.
+"""Implements `Objects` in a directory. Each object is a file, and its path is its key.
 
 An object is written to a temporary file, synced and renamed, and its directories are synced. So an acknowledged write
-survives a power cut, and no reader finds half of it. Versions are compared under a lock that reaches every host, or not
-at all. Source: docs/format/remote-v1.md, "In a directory".
+survives a power cut, and no reader finds a part of it. Versions are compared only under a lock that reaches every host.
+Source: docs/format/remote-v1.md, "In a directory".
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ T = TypeVar("T")
 _INCOMING, _LOCK = ".incoming", ".lock"
 """Names in the directory that are not keys. No key begins with a dot."""
 _LOCK_S = 60.0
-# The maximum number of tries to give an object its name. Other processes remove empty directories, possibly just before
-# an object is renamed into one.
+# The maximum number of attempts to give an object its name. Other processes remove empty directories, possibly just
+# before an object is renamed into one of them.
 _TRIES = 100
 _READ_BYTES = 4 * 2**20
 _BATCH = 1000
@@ -47,7 +47,7 @@ _MOST_LEVELS = 16
 
 
 class DirectoryObjects:
-    """Objects in a directory; see `Objects`. Threads may share it, and so may a forked child."""
+    """Objects in a directory; see `Objects`. Threads and forked children may share an instance."""
 
     # The directory is opened for each call, so that its filesystem can be unmounted between two calls.
 
@@ -98,7 +98,7 @@ class DirectoryObjects:
             return self.head(key) is not None
         filled = 0
         while filled < len(into):
-            # This thread copies: an abandoned worker must not write into the caller's memory.
+            # This thread copies the bytes, because an abandoned worker must not write into the caller's memory.
             part = self._call(partial(_read, key, offset + filled, min(_READ_BYTES, len(into) - filled)), what)
             if part is None and not filled:
                 return False
@@ -175,7 +175,7 @@ class DirectoryObjects:
 
         def look(top: StorePath) -> Sequence[tuple[str, os.stat_result]]:
             found = dirfd_stat.statuses(_path_of(top, folder[:-1]) if folder else top)
-            # The names are sorted like keys: the name of a folder ends with a slash.
+            # Names of folders get a slash at their end, so that all names are sorted like keys.
             named = ((name + "/" * stat.S_ISDIR(status.st_mode), status) for name, status in found)
             return sorted((name, status) for name, status in named if folder or not name.startswith("."))
 
@@ -210,17 +210,17 @@ class DirectoryObjects:
         for folder in folders:
             with suppress(FileNotFoundError):
                 _sync(folder)
-            # The top folders are kept. A folder that is not empty is kept, and so are those above it.
+            # Remove the folder and those above it, up to the first folder that is not empty. Top folders are kept.
             with suppress(OSError):
                 while len(folder.parts) > 1:
                     links.remove_directory(folder)
                     folder = folder.parent  # noqa: PLW2901
 
     def _find(self, top: StorePath, key: str) -> ObjectEntry | None:
-        """Return the entry of an object. On a shared filesystem, it comes from the server and not from a cache."""
+        """Return the entry of an object. On a shared filesystem, it is read from the server and not from a cache."""
         try:
             self._refresh(top, key)
-            # The file is opened, since that asks the server. A lookup by name may use a cache of this host.
+            # The file is opened, because an open queries the server. A lookup by name may use a cache of this host.
             fd, status = files.open_with_status(_path_of(top, key))
         except (FileNotFoundError, NotADirectoryError):
             return None
@@ -233,8 +233,8 @@ class DirectoryObjects:
                 statx.refresh(_path_of(top, key).parent)
 
     def _locked(self, top: StorePath, key: str, *, exclusive: bool) -> AbstractContextManager[object]:
-        """Keep updates of other processes out during a `with` block."""
-        # Blobs are never updated: each write of a name has the same bytes.
+        """Return a context manager that excludes updates by other processes."""
+        # Blobs need no lock, because each write to the name of a blob has the same bytes.
         if not self._locks or key.startswith(keys.BLOBS):
             return nullcontext()
         return closing(_lock(top, exclusive=exclusive))
@@ -242,17 +242,20 @@ class DirectoryObjects:
     def _write_and_name(
         self, key: str, data: bytes | memoryview, place: Callable[[StorePath, StorePath], T | None]
     ) -> T:
-        """Write a file with these bytes. Return the result of `place`, which gives the file its name and is retried."""
+        """Write a file with these bytes, and return the result of `place`, which gives the file its name.
+
+        `place` is called again if it returns None, or if another process has removed a directory.
+        """
         what, view = f"writing {key}", memoryview(data).cast("B")
-        # The file is named by a second call. A write that the caller has given up, for example after an hour, must not
-        # name a file later.
+        # A second call gives the file its name. A write that the caller has given up, for example after an hour, must
+        # not create an object later.
         name = self._call(partial(self._write, view), what)
 
         def give_name(top: StorePath) -> T:
             fresh = top / _INCOMING / name
             for _ in range(_TRIES):
-                # The mode is that of the top directory. Another thread may just have created the parent directory,
-                # which may not yet have its final mode.
+                # Use the mode of the top directory. The parent directory may not have its final mode yet, because
+                # another thread may just have created it.
                 folder, mode = top, stat.S_IMODE(dirfd_stat.status(top).st_mode) | stat.S_IRWXU
                 for part in key.split("/")[:-1]:
                     folder /= part
@@ -264,7 +267,7 @@ class DirectoryObjects:
                         raise
                     continue
                 if found is not None:
-                    # Make the names of the object and of its directories durable, whichever process created them.
+                    # Make the names of the object and of its directories durable, even if another process created them.
                     folder = _path_of(top, key)
                     while folder.parts:
                         folder = folder.parent
@@ -275,14 +278,14 @@ class DirectoryObjects:
         try:
             return self._call(give_name, what)
         finally:
-            with suppress(RemoteError):  # a later writer deletes it, and the first error matters
+            with suppress(RemoteError):  # a later writer deletes the file, and this must not hide the first error
                 self._call(partial(_discard, name), what)
 
     def _write(self, data: memoryview, top: StorePath) -> str:
         """Write a file under a unique name, and return the name."""
         folder, name = top / _INCOMING, uuid.uuid4().hex
         links.make_directory(folder)
-        if self._swept.acquire(blocking=False):  # once, and never released
+        if self._swept.acquire(blocking=False):  # never released, so that this runs only once
             _sweep(folder)
         with OpenDir(folder) as held:
             mode = files.mode_in(held.fd)
@@ -292,13 +295,13 @@ class DirectoryObjects:
                 os.fchmod(fd, mode)
                 os.fsync(fd)
         except BaseException:
-            with suppress(OSError):  # the first error matters
+            with suppress(OSError):  # this must not hide the first error
                 links.unlink(folder / name)
             raise
         return name
 
     def _call(self, function: Callable[[StorePath], T], what: str) -> T:
-        """Call a function with the directory, in a worker; translate its errors to errors of a remote."""
+        """Call a function with the directory in a worker, and translate its errors to errors of a remote."""
 
         def call() -> T:
             with OpenDir(StorePath(self._target.address)) as held:
@@ -325,8 +328,8 @@ def _path_of(top: StorePath, key: str) -> StorePath:
 
 
 def _read(key: str, offset: int, nbytes: int, top: StorePath) -> bytes | None:
-    """Return bytes of an object, fewer at its end, or None if it is missing."""
-    # The file is opened for each part: a descriptor that a worker returned to a caller who gave up would stay open.
+    """Return up to `nbytes` bytes of an object, or None if it is missing."""
+    # The file is opened for each part. A descriptor that a worker returned to a caller who gave up would stay open.
     with suppress(FileNotFoundError), files.opened_regular(_path_of(top, key)) as fd:
         return os.pread(fd, nbytes, offset)
     return None
@@ -353,15 +356,15 @@ def _lock(top: StorePath, *, exclusive: bool) -> LockFile:
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
-    # `LockFile` creates the file by a hardlink, so that no process sees it with preliminary permissions. Without
-    # hardlinks, it is created directly.
+    # `LockFile` creates the file with a hardlink, so that no process sees it with preliminary permissions. Without
+    # hardlinks, the file is created directly.
     with OpenDir(top) as held, suppress(FileExistsError):
         files.create_file(top / _LOCK, b"", mode=files.mode_in(held.fd))
     return LockFile.take(top / _LOCK, exclusive=exclusive, timeout_s=_LOCK_S)
 
 
 def _sync(folder: StorePath) -> None:
-    """Make the names in a directory durable. SMB has no such call and relies on its server."""
+    """Make the names in a directory durable. SMB does not support this call and relies on its server."""
     try:
         files.sync_directory(folder)
     except OSError as error:
@@ -370,14 +373,14 @@ def _sync(folder: StorePath) -> None:
 
 
 def _sweep(folder: StorePath) -> None:
-    """Delete leftovers of dead writers, by the clock of the filesystem."""
+    """Delete old leftovers of dead writers, with ages according to the filesystem's clock."""
     clock = folder / uuid.uuid4().hex
     files.create_file(clock, b"", mode=0o600)
     now_s = dirfd_stat.status(clock).st_mtime
     links.unlink(clock)
     for name, status in dirfd_stat.statuses(folder):
         if now_s - status.st_mtime > _LEFT_S:
-            with suppress(FileNotFoundError, PermissionError):  # another user's, in a directory with the sticky bit
+            with suppress(FileNotFoundError, PermissionError):  # the sticky bit protects files of other users
                 links.unlink(folder / name)
 
 
@@ -387,10 +390,10 @@ def _discard(name: str, top: StorePath) -> None:
 
 
 def _rename(fresh: StorePath, top: StorePath, key: str, lock: LockFile | None = None) -> ObjectEntry:
-    """Rename a file to an object. The time in its version tag becomes later than the time of the replaced version."""
+    """Rename a file to an object, and make its modification time later than that of the replaced version."""
     target = _path_of(top, key)
     before, status = dirfd_stat.find(target), dirfd_stat.status(fresh)
-    # The new time is later by a nanosecond, or by two seconds, the resolution of the coarsest filesystem.
+    # The new time is later by a nanosecond, or else by two seconds, which is the resolution of the coarsest filesystem.
     for step_ns in (1, 2 * 10**9):
         if before is None or status.st_mtime_ns > before.st_mtime_ns:
             break
@@ -404,7 +407,7 @@ def _rename(fresh: StorePath, top: StorePath, key: str, lock: LockFile | None = 
 
 
 def _entry_of(key: str, status: os.stat_result) -> ObjectEntry:
-    # The time is included since a new version may get the inode number of an earlier one.
+    # The time is included, because a new version may get the inode number of an earlier one.
     tag = f"{status.st_ino:x}-{status.st_mtime_ns:x}-{status.st_size:x}"
     return ObjectEntry(key, status.st_size, datetime.fromtimestamp(status.st_mtime, UTC), tag)
 

@@ -1,6 +1,6 @@
-"""`Objects` on object storage, by obstore (the extra ``ckstore[remote]``); see docs/adr/0019-remotes.md.
+"""Implements `Objects` for object storage with obstore (the extra ``ckstore[remote]``). See docs/adr/0019-remotes.md.
 
-Nothing is verified in this module; callers compare digests. Every error is translated and never chained, since the
+This module verifies nothing, because callers compare digests. Every error is translated and never chained, because the
 texts of the engine may contain signatures.
 """
 
@@ -22,22 +22,22 @@ from ckstore.remote.service.target import Target
 T = TypeVar("T")
 _UPLOAD_BYTES = 2**18
 # The engine sends creates, updates and deletes once, because its own retries would hide whether a response was lost.
-# Creates and updates are tried this many times here.
+# Creates and updates are attempted this many times here.
 _TRIES = 6
 _FIRST_PAUSE_S = 0.1
-# Up to this size, an object is sent in one request, because a multipart upload has neither conditions nor one checksum.
-# Services accept 5 GiB.
+# Up to this size, an object is sent in one request, because a multipart upload has neither conditions nor one checksum
+# of the whole object. Services accept requests of up to 5 GiB.
 _MULTIPART_BYTES = 256 * 2**20
 _PART_BYTES = 64 * 2**20
 _PARTS_AT_ONCE = 2
 _READ_BYTES = 2**20
 _BATCH = 1000  # the limit of S3 for one delete request
 MOST_LISTED = 10_000_000
-"""The maximum number of objects below one prefix. As blobs of 32 MiB, they have about 300 TiB."""
+"""The maximum number of objects below one prefix. If all are blobs of 32 MiB, they have about 300 TiB."""
 
 
 class ServiceObjects:
-    """The objects of a target; see `Objects`. Threads may share it; a forked child must not use it."""
+    """The objects of a target; see `Objects`. Threads may share an instance, but a forked child must not use it."""
 
     def __init__(self, target: Target, abilities: Abilities | None = None) -> None:
         check_process()
@@ -95,7 +95,7 @@ class ServiceObjects:
         if stream is None:
             return False
         filled = 0
-        # This thread copies chunk by chunk: an abandoned worker must not write into the caller's memory.
+        # This thread copies the chunks, because an abandoned worker must not write into the caller's memory.
         while filled < len(into):
             chunk, error = self._try_once(lambda: next(stream, None))
             if error is not None:
@@ -115,7 +115,7 @@ class ServiceObjects:
     def send(self, key: str, data: bytes | memoryview) -> str:
         """Write an object; see `Objects`."""
         result = self._write(key, data)
-        # At some services, the response to a multipart upload has no tag.
+        # On some services, the response to a multipart upload has no tag.
         return result.get("e_tag") or self._listed(key, data, result).tag
 
     def put(self, key: str, data: bytes | memoryview) -> ObjectEntry:
@@ -142,7 +142,7 @@ class ServiceObjects:
         return self._first_result(attempt, what)
 
     def update(self, key: str, data: bytes | memoryview, expected: str) -> str | None:
-        """Replace one version of an object; see `Objects`. If it already has these bytes, it counts as written."""
+        """Replace one version of an object; see `Objects`. An object with these bytes already counts as replaced."""
         what = f"updating {key}"
 
         def attempt() -> str | bool:
@@ -153,7 +153,7 @@ class ServiceObjects:
             if result is not None:
                 if result.get("e_tag"):
                     return str(result["e_tag"])
-                # Without a tag in the response, the current one counts only if no other client has written since.
+                # If the response has no tag, the current tag is used only if no other client has written since then.
                 found = self.head(key)
                 return found.tag if found is not None and self._has_bytes(key, data) else ""
             lost = has_lost_condition(error) or is_missing(error)
@@ -162,9 +162,9 @@ class ServiceObjects:
                 raise failure
             now = self.head(key)
             if now is not None and self._has_bytes(key, data):
-                return now.tag  # our own write, whose response was lost
+                return now.tag  # this was our own write, and its response was lost
             if failure is not None and now is not None and now.tag == expected:
-                raise failure  # still the expected version: the write did not arrive
+                raise failure  # the object still has the expected version, so the write did not arrive
             return False
 
         found = self._first_result(attempt, what)
@@ -172,21 +172,21 @@ class ServiceObjects:
 
     def list(self, prefix: str) -> Iterator[ObjectEntry]:
         """Yield objects in the order of their keys; see `Objects`."""
-        # The engine lists by whole path components; the rest of the prefix is compared below.
+        # The engine lists by whole path components. The rest of the prefix is compared below.
         top = self._target.prefix
         folder, _, rest = self._path(prefix).rpartition("/")
         what = f"listing {prefix or 'all'}"
         count = 0
         for found in self._pages(folder or None, self._path(prefix) if rest else None, what):
             count += len(found)
-            if count > MOST_LISTED:  # otherwise a service that invents names would be read forever
+            if count > MOST_LISTED:  # otherwise the listing of a service that invents names would never end
                 raise RemoteError(f"{what} at {self._target} returned more than {MOST_LISTED:,} objects")
             for meta in found:
                 key = meta["path"].removeprefix(top)
                 if key.startswith(prefix) and meta["path"].startswith(top):
                     yield _entry_of(key, meta)
                 elif rest and key > prefix:
-                    return  # keys are sorted, so no later one begins with the prefix
+                    return  # keys are sorted, so no later key begins with the prefix
 
     def _pages(self, folder: str | None, offset: str | None, what: str) -> Iterator[Any]:
         """Yield the pages of a listing. After a refusal, continue after the last page with renewed clients."""
@@ -198,7 +198,7 @@ class ServiceObjects:
             if stream is None:
                 stream = iter(obstore.list(self._clients.store, prefix=folder, offset=offset, chunk_size=_BATCH))
             found, error = self._try_once(partial(next, stream, None))
-            # The stream is not used again after an error: it would end, like the stream of a complete listing.
+            # After an error, the stream is not used again, because it would end like the stream of a complete listing.
             if error is not None and not is_renewed and self._is_renewed_after(error, seen):
                 stream, is_renewed = None, True
                 continue
@@ -225,7 +225,7 @@ class ServiceObjects:
             batch = paths[start : start + _BATCH]
             what = f"removing {len(batch)} objects"
             _, error = self._try(partial(self._delete, batch))
-            if is_missing(error):  # the service stops at the first missing one of a batch (Azure)
+            if is_missing(error):  # Azure stops at the first missing object of a batch
                 for path in batch:
                     self._unless_missing(partial(self._delete, path), what)
             elif error is not None:
@@ -240,21 +240,21 @@ class ServiceObjects:
         return self._target.prefix + key
 
     def _writing(self, data: bytes | memoryview) -> tuple[Any, Any]:
-        """Return the clients for a body: one that retries requests by itself, and one that sends each once."""
+        """Return two clients for a body: one retries requests by itself, and the other sends each request once."""
         if memoryview(data).nbytes <= _UPLOAD_BYTES:
             return self._clients.store, self._clients.once
         return self._clients.of_uploads()
 
     def _write(self, key: str, data: bytes | memoryview) -> Mapping[str, Any]:
         parts = memoryview(data).nbytes // _PART_BYTES if memoryview(data).nbytes > _MULTIPART_BYTES else 0
-        # One call sends all parts of a blob, and each part may take as long as a request.
+        # One call sends all parts of an object, and each part may take as long as a request.
         most_s = float(parts * UPLOAD_S)
         return self._call(lambda: self._send(self._writing(data)[0], key, data, None), f"writing {key}", most_s=most_s)
 
     def _send(self, store: Any, key: str, data: bytes | memoryview, mode: Any) -> Mapping[str, Any]:
         import obstore
 
-        view = memoryview(data).cast("B")  # the engine only accepts bytes
+        view = memoryview(data).cast("B")  # the engine accepts only views of bytes
         large = mode is None and len(view) > _MULTIPART_BYTES
         return obstore.put(
             store,
@@ -272,26 +272,27 @@ class ServiceObjects:
         if found is None:
             msg = f"{key} at {self._target} is missing just after it was written"
             raise RemoteUnavailable(msg, hint="another client deleted it, or the service does not show writes at once")
-        # The tag of the response is used if it has one. Otherwise a later write of another client could pass for ours,
-        # and a compare-and-swap would then overwrite it.
+        # A tag in the response takes precedence. The listed tag may be that of a later write of another client, which a
+        # compare-and-swap with this tag would overwrite.
         tag = result.get("e_tag") or found.tag
         return found._replace(tag=tag, nbytes=memoryview(data).nbytes)
 
     def _condition(self, key: str, expected: str) -> dict[str, str] | None:
         if not expected:
             return None
-        if self._target.scheme == "gs":  # by generation, which listings do not contain
+        if self._target.scheme == "gs":  # this service compares the generation, which listings do not contain
             import obstore
 
             meta = self._unless_missing(lambda: obstore.head(self._clients.store, self._path(key)), f"looking at {key}")
             if meta is None or meta["e_tag"] != expected:
                 return None
             return {"e_tag": expected, "version": str(meta["version"])}
-        # The condition has no "version": None, which would raise a TypeError. Ceph only accepts the tag without quotes.
+        # The condition omits "version", because a None in it would raise a TypeError. Ceph accepts only tags without
+        # quotes.
         return {"e_tag": expected.strip('"') if self._unquoted else expected}
 
     def _has_bytes(self, key: str, data: bytes | memoryview) -> bool | None:
-        """Return whether an object has these bytes; None if it is missing."""
+        """Return whether an object has these bytes, or None if it is missing."""
         import obstore
 
         view = memoryview(data).cast("B")
@@ -335,12 +336,12 @@ class ServiceObjects:
         result, error = self._try(function, most_s)
         if error is not None:
             raise translated(error, what, self._target)
-        return result  # type: ignore[return-value]  # of a call without an error
+        return result  # type: ignore[return-value]  # a call without an error has a result
 
     def _try(self, function: Callable[[], T], most_s: float = 0.0) -> tuple[T | None, Exception | None]:
-        """Make a call of the engine in a worker; return its result or its error.
+        """Call the engine in a worker, and return the result or the error.
 
-        If the service refuses it, it is made once more, with clients that have read the credentials again.
+        If the service refuses the request, the call is repeated once with clients that have read the credentials again.
         """
         seen = self._clients.number
         result, error = self._try_once(function, most_s)
@@ -356,7 +357,8 @@ class ServiceObjects:
         return self._workers.call(partial(self._clients.renew, seen))
 
     def _try_once(self, function: Callable[[], T], most_s: float = 0.0) -> tuple[T | None, Exception | None]:
-        # The error is returned, because an error that is raised while another one is handled also shows that one.
+        # The error is returned and not raised, because an error that is raised while another is handled also shows the
+        # other one.
         try:
             return self._workers.call(function, most_s), None
         except Exception as error:  # noqa: BLE001 - handed to the caller, who translates it

@@ -1,7 +1,7 @@
-"""The clients of the engine for a target, made from its address, the environment and the files of credentials.
+"""Creates clients of the engine from the address of a target, the environment and credential files.
 
 Credentials change while a process runs: a file is rewritten, or a token expires. The engine keeps the credentials that
-it has read. After the first refusal, all clients are therefore made again.
+it has read. Therefore all clients are created again after a refusal.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from ckstore.model.words import printable
 from ckstore.remote.service.engine_errors import credentials_hint, has_aws_folder, scrubbed
 from ckstore.remote.service.target import Target, check_endpoint
 
-# `timeout` is for the whole request with its body, for example a blob of 2 GiB at 4 MB/s. A stalled connection is given
-# up far sooner.
+# `timeout` limits the whole request with its body, for example a blob of 2 GiB at 4 MB/s. The other timeouts end a
+# stalled connection much sooner.
 _CLIENT_OPTIONS = {"timeout": "10m", "read_timeout": "30s", "connect_timeout": "10s"}
 # The engine begins to wait for the response at the first byte of the body, so a `read_timeout` would limit the whole
 # upload. Half an hour is enough for 256 MiB, the largest body, at 150 kB/s.
@@ -28,8 +28,8 @@ _UPLOAD_OPTIONS = {"timeout": f"{UPLOAD_S}s", "connect_timeout": "10s"}
 _RETRIES = 5
 _ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT")
 _RETRY_S = 60
-# The minimum time between two renewals. Each may ask a metadata service or start a program of the user. Some requests
-# are always refused, for example deletes with credentials that may only write.
+# The minimum time between two renewals. A renewal may query a metadata service or start a program of the user. Without
+# this limit, requests that are always refused, such as deletes with write-only credentials, would cause many renewals.
 _RENEW_AGAIN_S = 10.0
 # The public account and key of every installation of Azure's emulator. The key protects nothing else.
 _EMULATOR_ACCOUNT = "devstoreaccount1"
@@ -50,11 +50,17 @@ _memory: dict[str, Any] = {}
 
 
 class _ClientSet(NamedTuple):
-    """Clients that were made at one time, as pairs: one that retries requests by itself, and one that does not."""
+    """Pairs of clients that were created together. The first of a pair retries requests by itself, the second does not.
+
+    Attributes:
+        number: The number of renewals before this set.
+        small: The clients for small bodies.
+        large: The clients for large bodies, created when they are first needed.
+    """
 
     number: int
     small: tuple[Any, Any]
-    large: tuple[Any, Any] | None = None  # for large bodies, made for the first one
+    large: tuple[Any, Any] | None = None
 
 
 class Clients:
@@ -68,7 +74,7 @@ class Clients:
 
     @property
     def number(self) -> int:
-        """How often the clients were made again."""
+        """The number of times that the clients were created again."""
         return self._current.number
 
     @property
@@ -90,10 +96,12 @@ class Clients:
         return current.large or current.small
 
     def renew(self, refused: int) -> bool:
-        """Make the clients again, since those with the number `refused` were refused.
+        """Create the clients again after the service refused those with the number `refused`.
 
-        Return whether a retry makes sense. It does not if the clients were made again a few seconds ago. If several
-        threads are refused at the same time, the first one makes the clients for all.
+        If several threads are refused at the same time, the first thread creates the clients for all of them.
+
+        Returns:
+            Whether a retry makes sense. It does not if the clients were created again a few seconds ago.
 
         Raises:
             RemoteDenied: The credentials cannot be read.
@@ -116,14 +124,14 @@ class Clients:
 
 
 def _make(target: Target, options: Mapping[str, str]) -> tuple[Any, Any]:
-    """Return two clients of a target: one that retries requests by itself, and one that sends each once.
+    """Return two clients of a target: one retries requests by itself, and the other sends each request once.
 
-    The environment and the files of credentials are read now.
+    This call reads the environment and the credential files.
     """
     if target.kind != "url":
         raise BadInput(f"{target} is a directory, not object storage")
     try:
-        import obstore.store  # noqa: F401 - whether it is installed
+        import obstore.store  # noqa: F401 - fails if it is not installed
     except ImportError as error:
         raise MissingExtra.of(error, f"{target} needs", "obstore", "remote") from error
     if target.scheme == "memory":
@@ -152,7 +160,7 @@ def _client(target: Target, retries: int, limits: Mapping[str, str]) -> Any:
         endpoints = {name: os.environ[name] for name in _ENDPOINTS if os.environ.get(name)}
         for name, value in endpoints.items():
             check_endpoint(value, name)
-        # An endpoint of the environment may be on loopback; the user who set it decides about TLS.
+        # The user who sets an endpoint in the environment decides about TLS. The endpoint may be on loopback.
         options["allow_http"] = any(value.startswith("http://") for value in endpoints.values())
     common: Any = {
         "client_options": options,
@@ -188,9 +196,9 @@ def _s3_credentials() -> dict[str, Any]:
     try:
         from obstore.auth.boto3 import Boto3CredentialProvider
     except ImportError as error:
-        if not profile:  # the credentials may come from a role; a refusal names the folder
+        if not profile:  # the credentials may come from a role, and otherwise the refusal names ~/.aws
             return {}
-        # The engine would use a role instead, which may belong to another account.
+        # Without the profile, the engine would use a role, which may belong to another account.
         msg = f"the profile AWS_PROFILE={printable(profile)} is read with boto3, which is not installed"
         hint = "pip install boto3, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
         raise RemoteDenied(msg, hint=hint) from error
@@ -201,7 +209,8 @@ def _azure_config(target: Target) -> Any:
     endpoint = target.endpoint
     if not endpoint:
         return {}
-    # `use_emulator` is set, since the environment may enable the emulator, for which the engine uses a fixed port.
+    # `use_emulator` is set to false, because the environment may enable the emulator, and the engine would then use a
+    # fixed port.
     config = {"endpoint": endpoint, "use_emulator": "false"}
     parts = urlsplit(endpoint)
     account = parts.path.strip("/")

@@ -11,14 +11,15 @@ from ckstore.model.words import printable
 from ckstore.remote.service.target import Target
 
 _SHOWN = 300
-# The engine includes the whole body of a response in its message, and a service may send any number of bytes.
+# The number of characters of a message that are inspected. The engine includes the whole body of a response in its
+# message, and a service may send any number of bytes.
 _LOOKED_AT = 8192
-# The engine appends a dump of its structures to its message, and inserts the body of the response.
+# The part of a message that is removed. The engine appends a dump of its structures, and inserts the response body.
 _AFTER = re.compile(r"(?:Debug source:|<\?xml|<!doctype|<html).*", re.DOTALL | re.IGNORECASE)
-# Queries of URLs contain signatures and shared access tokens; user and password precede the host.
+# Queries of URLs contain signatures and shared access tokens. A user and a password precede the host.
 _QUERY = re.compile(r"\?[^\s\"')]*")
 _USER = re.compile(r"(?<=://)[^/\s@]+@")
-# The texts that are removed around the text of the service: ckstore names the request itself, and durations vary.
+# The phrases of the engine that are removed, because ckstore names the request itself, and durations vary.
 _ECHO = re.compile(
     r"The operation lacked the necessary privileges to complete for path \S+: |Object at location \S+ not found: "
     r"|Generic \S+ error: |(?<= - )Server returned non-2xx status code: | in [0-9.]+(?:ns|µs|ms|s)\b"
@@ -31,9 +32,9 @@ _SECRET_VARIABLE = re.compile(
     re.IGNORECASE,
 )
 _SHORTEST_SECRET = 8
-# Statuses that a repeated request would get again.
+# HTTP statuses that a repeated request would receive again.
 _FINAL = ("400", "404", "405", "411", "413", "414", "416", "501")
-# The answers of services to a write when a quota or their disks are full; most have status 403.
+# The codes with which services refuse a write because a quota is exhausted or a disk is full, most with status 403.
 _FULL_CODES = (
     "QuotaExceeded",
     "XMinioStorageFull",
@@ -42,7 +43,7 @@ _FULL_CODES = (
     "QuotaLimit",
 )
 _FULL_HINT = "raise its quota, or free space by ckstore remote prune NAME, which first needs a little space"
-# S3 answers with these codes and status 400.
+# The codes with which S3 refuses credentials with status 400.
 _DENIED_CODES = (
     "ExpiredToken",
     "ExpiredTokenException",
@@ -51,17 +52,17 @@ _DENIED_CODES = (
     "TokenRefreshRequired",
 )
 _ROLES = "://169.254.169.254/"
-"""Where a machine at AWS, and at some others, gets the credentials of its role."""
+"""The address from which machines of AWS and some other providers get the credentials of their role."""
 _FILES = {
     "s3": ("AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", "AWS_SHARED_CREDENTIALS_FILE"),
     "gs": ("GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_PATH"),
     "az": ("AZURE_FEDERATED_TOKEN_FILE",),
 }
-"""Scheme -> environment variables that name files of credentials."""
+"""Scheme -> environment variables that name credential files."""
 
 
 def credentials_hint(target: Target) -> str:
-    """Return what to check after a refusal. It names the variables and files from which credentials may come."""
+    """Return a hint after a refusal, which names the variables and files from which the credentials may come."""
     files = [f"{name}={os.environ[name]}" for name in _FILES.get(target.scheme, ()) if os.environ.get(name)]
     unread = ""
     if target.scheme == "s3" and os.environ.get("AWS_ACCESS_KEY_ID"):
@@ -78,7 +79,7 @@ def has_aws_folder() -> bool:
 
 
 def scrubbed(text: str) -> str:
-    """Return a text of the engine that is safe to show: one line, without queries, users and secrets."""
+    """Return a text of the engine in a form that is safe to show: one line, without queries, users and secrets."""
     text = text[:_LOOKED_AT]
     code = _CODE.search(text)
     text = _USER.sub("", _QUERY.sub("", _AFTER.sub("", text)))
@@ -97,12 +98,12 @@ def is_missing(error: BaseException | None) -> bool:
 
 
 def has_lost_condition(error: BaseException | None) -> bool:
-    """Whether an error of the engine means that the condition of a write failed, which a retry can also cause."""
+    """Whether an error of the engine means that the condition of a write failed. A retry can also cause this error."""
     return type(error).__name__ in ("AlreadyExistsError", "PreconditionError")
 
 
 def translated(error: BaseException | None, what: str, target: Target) -> RemoteError:
-    """Return the error to raise for one of the engine. Do not chain it: the original may contain secrets."""
+    """Return the error to raise for an error of the engine. Raise it unchained, as the original may contain secrets."""
     if isinstance(error, RemoteError):
         return error
     text, name = str(error)[:_LOOKED_AT], type(error).__name__
@@ -115,7 +116,7 @@ def translated(error: BaseException | None, what: str, target: Target) -> Remote
         return RemoteFull(f"{where} was refused, since the bucket is full: {said}", hint=_FULL_HINT)
     is_denied = name in ("PermissionDeniedError", "UnauthenticatedError") or number in ("401", "403") or _ROLES in text
     if is_denied or (code is not None and code[1] in _DENIED_CODES):
-        # If the engine finds no credentials, it asks for those of a role of the machine.
+        # If the engine finds no credentials, it requests those of the machine's role.
         denied = "was not sent without credentials" if _ROLES in text else "was refused"
         return RemoteDenied(f"{where} {denied}: {said}", hint=credentials_hint(target))
     if is_missing(error):

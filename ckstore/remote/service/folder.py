@@ -1,4 +1,4 @@
-"""The directory of a new remote."""
+"""Checks and creates the directory of a new remote."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ckstore.remote import keys
 from ckstore.remote.service.target import Target
 
 _OWN = frozenset(folder.rstrip("/") for folder in keys.FOLDERS) | {keys.INFO, keys.CONDEMNED, "lost+found"}
-"""Names of a remote in its directory, and the one that ext4 creates in the root of a filesystem."""
+"""Names in the directory of a remote, and ``lost+found``, which ext4 creates in the root of a filesystem."""
 
 
 def target_at(target: Target) -> Target:
-    """Return a target with its kind: a directory holds a store or the objects of a remote."""
+    """Return a target with the kind ``store`` if its directory is a store, otherwise unchanged."""
     return replace(target, kind="store") if target.kind == "directory" and is_store(target.path) else target
 
 
@@ -24,7 +24,7 @@ def check_folder(target: Target) -> bool:
     """Return whether the directory of a remote exists. Nothing is created.
 
     Raises:
-        BadInput: The directory holds files of other programs, is inside a store, or cannot be created.
+        BadInput: The directory contains files of other programs, is inside a store, or cannot be created.
     """
     path = target.path
     refuse_inside(path)
@@ -44,12 +44,12 @@ def check_folder(target: Target) -> bool:
 
 
 def make_folder(target: Target) -> None:
-    """Create the directory of a new remote, unless it exists. Raises the errors of `check_folder`."""
+    """Create the directory of a new remote, unless it exists. Raise the same errors as `check_folder`."""
     if check_folder(target):
         return
     try:
-        # The directory is as private as a store. To share a remote, the user creates its directory: all files in it get
-        # the same mode.
+        # The new directory is private, like that of a store. To share a remote, the user creates its directory with
+        # another mode, and all files in it get the permissions of the directory.
         links.make_directory(target.path, mode=0o700)
         files.sync_name(target.path)
     except OSError as error:

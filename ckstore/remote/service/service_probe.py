@@ -1,4 +1,4 @@
-"""Probes the features of a service with small objects under ``probe/``, instead of relying on its documentation."""
+"""Probes the abilities of a service with small objects under ``probe/``, instead of relying on its documentation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _BYTES = bytes(range(64))
 
 
 def probe(target: Target) -> tuple[Abilities, datetime | None]:
-    """Probe the service of a target. Return its features and its time (None if nothing can be written)."""
+    """Probe the service of a target. Return its abilities and its time, which is None if nothing can be written."""
     folder = f"{keys.PROBE}{uuid.uuid4().hex}"
     objects = open_objects(target)
     try:
@@ -43,7 +43,7 @@ def probe(target: Target) -> tuple[Abilities, datetime | None]:
             checks_bodies=refuses_wrong_body(target, f"{folder}-body"),
         )
     finally:
-        # Leftovers are harmless, and a pruner deletes them; the first error matters.
+        # A failure here must not hide an earlier error. Leftovers are harmless, and a pruner deletes them.
         with suppress(RemoteError):
             objects.delete([f"{folder}-{what}" for what in ("create", "cas", "race", "range", "list", "body")])
         objects.close()
@@ -54,7 +54,7 @@ def _creates_once(objects: Objects, key: str) -> bool:
     try:
         return objects.create(key, b"first") and not objects.create(key, b"other") and objects.get(key, 10) == b"first"
     except RemoteError:
-        return False  # StorageGRID answers 501
+        return False  # StorageGRID answers with status 501
 
 
 def _cas(target: Target, key: str) -> Cas:
@@ -65,7 +65,7 @@ def _cas(target: Target, key: str) -> Cas:
             if _updates_one_version(objects, key) and _loses_no_update(objects, key.replace("-cas", "-race")):
                 return way
         except RemoteError:
-            continue  # it does not support conditions
+            continue  # the service does not support conditions
         finally:
             objects.close()
     return "no"
@@ -81,7 +81,10 @@ def _updates_one_version(objects: Objects, key: str) -> bool:
 
 
 def _loses_no_update(objects: Objects, key: str) -> bool:
-    """Whether racing clients lose no acknowledged update. They may, if a service compares and writes in two steps."""
+    """Whether no acknowledged update of racing clients is lost.
+
+    A service that compares and writes in two separate steps may lose one.
+    """
     objects.send(key, b"0")
     done: list[int] = []
     failures: list[RemoteError] = []
@@ -107,7 +110,7 @@ def _counted(objects: Objects, key: str, racer: int) -> bool:
     for _ in range(_MOST_TRIES):
         version: ObjectEntry | None = objects.head(key)
         value = int((objects.get(key, 100) or b"0").split()[0])
-        # The racer's number is added, since equal bytes from another racer would look like those of this one.
+        # The content includes the racer's number, because equal bytes of another racer would count as the own write.
         if version is not None and objects.update(key, b"%d %d" % (value + 1, racer), version.tag) is not None:
             return True
     return False

@@ -1,4 +1,4 @@
-"""The target of a remote: a directory, a prefix of object storage, or another store. Nothing is opened."""
+"""The target of a remote: a directory, a prefix of object storage, or another store. This module opens nothing."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Kind = Literal["store", "directory", "url"]
 SCHEMES: Final = ("s3", "gs", "az", "memory")
 """``memory`` keeps objects in this process, for tests."""
 
-# The names of buckets, accounts or containers that services accept; they become a part of URLs.
+# The names of buckets, accounts or containers that services accept. They become a part of URLs.
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}\Z")
 _SEGMENT = re.compile(r"[A-Za-z0-9._=+-]{1,255}\Z")
 _REGION = re.compile(r"[A-Za-z0-9-]{1,64}\Z")
-_ONE_SLASH = re.compile(rf"({'|'.join(SCHEMES)}):", re.IGNORECASE)  # a directory of that name: ./s3:
+_ONE_SLASH = re.compile(rf"({'|'.join(SCHEMES)}):", re.IGNORECASE)  # a directory with such a name is written ./s3:
 _URL_HOW = "s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX"
 _FILE = "file://"
 _HUB = "hf://buckets/"
@@ -34,14 +34,15 @@ _NO_SECRETS = "provide credentials by the environment, a profile or a role: they
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The place of a remote.
+    """The location of a remote.
 
     Attributes:
-        kind: ``store`` for a directory with a ckstore store, which is only read. ``directory`` for one with the objects
-            of a remote. ``url`` for object storage.
+        kind: ``store`` for a directory with a ckstore store, which is only read. ``directory`` for a directory with the
+            objects of a remote. ``url`` for object storage.
         address: The absolute path of the directory, or the URL without a slash at its end.
-        endpoint: URL of an S3-compatible service or of an emulator. "" for that of the environment, or the provider's.
-        region: The region of an S3 bucket. "" for that of the environment.
+        endpoint: URL of an S3-compatible service or of an emulator. If "", the URL in the environment or the provider's
+            default.
+        region: The region of an S3 bucket. If "", the region in the environment.
     """
 
     kind: Kind
@@ -77,7 +78,7 @@ class Target:
 
     @property
     def prefix(self) -> str:
-        """The prefix of all keys of the remote; "" or with a slash at its end."""
+        """The prefix of all keys of the remote, which is "" or ends with a slash."""
         path = urlsplit(self.address).path.strip("/") if self.kind == "url" else ""
         return f"{path}/" if path else ""
 
@@ -120,7 +121,7 @@ def parse_target(text: str | os.PathLike[str], *, endpoint: str | None = None, r
     if isinstance(text, str) and text.lower().startswith("hf://"):
         return _hub_target(text, is_other_place=bool(endpoint or region))
     if isinstance(text, str) and "://" in text:
-        # A slash at the end, or a double one, would give the same place other keys.
+        # Trailing and double slashes are removed, because they would change the keys at the same location.
         head, _, rest = text.partition("://")
         bucket, *folders = rest.split("/")
         address = f"{head.lower()}://{'/'.join([bucket, *filter(None, folders)])}"
@@ -133,7 +134,7 @@ def parse_target(text: str | os.PathLike[str], *, endpoint: str | None = None, r
 
 
 def _hub_target(text: str, *, is_other_place: bool) -> Target:
-    """Parse ``hf://buckets/NAMESPACE/NAME/PREFIX``: a bucket of Hugging Face, by its S3 gateway."""
+    """Parse ``hf://buckets/NAMESPACE/NAME/PREFIX``, a bucket of Hugging Face, which is accessed by its S3 gateway."""
     if is_other_place:
         hint = "for another gateway: s3://NAME/PREFIX, and https://HOST/NAMESPACE as the endpoint"
         raise BadInput("hf:// has its own endpoint and region", hint=hint)
@@ -145,7 +146,7 @@ def _hub_target(text: str, *, is_other_place: bool) -> Target:
 
 
 def _check_url(address: str) -> None:
-    # This precedes every message that contains the address, because the address may contain a password.
+    # This check precedes every message that contains the address, because the address may contain a password.
     if "@" in address or "?" in address or "#" in address:
         raise BadInput("the address of a remote has no user, password, query or fragment", hint=_NO_SECRETS)
     parts = urlsplit(address)
@@ -161,7 +162,7 @@ def _check_url(address: str) -> None:
 
 
 def check_endpoint(endpoint: str, name: str = "an endpoint") -> None:
-    """Raise `BadInput` unless this is the URL of a service, without credentials. `name` says where it comes from."""
+    """Raise `BadInput` unless this is the URL of a service without credentials. Messages refer to it as `name`."""
     if "@" in endpoint or "?" in endpoint or "#" in endpoint:
         raise BadInput(f"{name} has no user, password, query or fragment", hint=_NO_SECRETS)
     parts = urlsplit(endpoint)

@@ -1,6 +1,7 @@
-"""Whether an S3 service compares the body of a request with the digest in its signature, tried with a wrong body.
+"""Tests with a wrong body whether an S3 service compares the body of a request with the digest in its signature.
 
-The engine cannot send such a request. This module builds it with the keys of the environment, if there are any.
+The engine cannot send such a request. So this module builds the request itself, with the account keys in the
+environment.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ _RIGHT, _WRONG = b"right", b"wrong"
 
 
 def refuses_wrong_body(target: Target, key: str) -> bool | None:
-    """Return whether a body that differs from its signed digest is refused, or None if this could not be tried.
+    """Return whether a body that differs from its signed digest is refused, or None if this could not be tested.
 
-    It can be tried if the service is S3, the keys of the account are in the environment, and a right body is accepted.
+    It can be tested if the service is S3, its endpoint is given, the keys of the account are in the environment, and
+    the service accepts a right body.
     """
     key_id, secret = os.environ.get("AWS_ACCESS_KEY_ID", ""), os.environ.get("AWS_SECRET_ACCESS_KEY", "")
     endpoint = target.endpoint or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL", "")
@@ -38,7 +40,7 @@ def refuses_wrong_body(target: Target, key: str) -> bool | None:
 def _put(
     target: Target, endpoint: str, key: str, body: bytes, account: tuple[str, str, str], *, digest_of: bytes = _RIGHT
 ) -> int:
-    """Send a body with the digest of another one, and return the status."""
+    """Send a body with the digest of `digest_of`, and return the HTTP status."""
     key_id, secret, region = account
     parts, now = urlsplit(endpoint), datetime.now(UTC)
     path = f"{parts.path.rstrip('/')}/{target.bucket}/{target.prefix}{key}".removesuffix("/")
