@@ -1,1 +1,1 @@
-"""Weights for rollout engines: numbered versions in a directory (docs/how-to/publish-weights.md)."""
+"""Publishes weights for rollout engines as numbered versions in a directory (docs/how-to/publish-weights.md)."""

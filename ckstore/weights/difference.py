@@ -1,7 +1,7 @@
-"""Write the differences between two versions of a model's weights.
+"""Writes the differences between two versions of a model's weights.
 
-Each changed tensor is one zstd frame in a safetensors file, whose metadata has the checksum of its new bytes. The
-layout is that of SGLang's ``/pull_weights`` (docs/how-to/publish-weights.md).
+Each changed tensor is one zstd frame in a safetensors file. The metadata of the file has the checksum of the tensor's
+new bytes. The layout is that of SGLang's ``/pull_weights`` (docs/how-to/publish-weights.md).
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from ckstore.weights.version_directory import VERSION_NAME, DifferenceForm, Vers
 if TYPE_CHECKING:
     from ckstore.tensors.dtype_cast import DtypeCast
 
-_SHARD_BYTES = 256 * 2**20  # compressed tensors in one file, which are in memory until the file is written
-_AHEAD = 2  # tensors that wait for the writer, for each thread
+_SHARD_BYTES = 256 * 2**20  # size of the compressed tensors in one file, which are in memory until it is written
+_AHEAD = 2  # number of tensors per thread that wait for the writer
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ def write_difference(
 ) -> int:
     """Write the version `path` with the differences between the weights `before` and `after`. Return its size in bytes.
 
-    `casts` counts the weights in it that were converted.
+    The converted weights of the version are added to `casts`.
 
     Raises:
         LargeDifference: The differences would have more than `most_bytes`. Nothing was written.
@@ -66,7 +66,7 @@ def write_difference(
         DamagedBlob: The checkpoint of `after` is damaged.
         InsufficientSpace: The filesystem is full. Nothing was left behind.
     """
-    # Positions have 32 bits.
+    # The form overwrite has positions of 32 bits, so a larger tensor requires the form xor.
     if any(weight.tensor.nbytes >= POSITIONS_MOST_BYTES for weight in after.weights.values()):
         form = "xor"
     with building(after.directory, path, MARGIN_BYTES) as (tree, reader):
@@ -117,7 +117,7 @@ def write_difference(
 def _changed(
     before: ModelWeights, after: ModelWeights, form: DifferenceForm, most_bytes: float, threads: int
 ) -> Generator[_ChangedWeight]:
-    """Yield the differences of the changed tensors, in the order of their names, made in several threads."""
+    """Yield the differences of the changed tensors in the order of their names, computed in several threads."""
     names = [name for name in sorted(after.weights) if before.weights[name].stored != after.weights[name].stored]
     workers = Workers(threads)
     begun: deque[Future[_ChangedWeight | None]] = deque()
@@ -134,7 +134,7 @@ def _changed(
 
 
 def _base_parts(weight: Weight, cuts: Iterable[WeightCut]) -> Generator[memoryview]:
-    """Yield the bytes of the previous version. Damage is recorded at its checkpoint, not at the newer one."""
+    """Yield the bytes of the previous version. Damage is recorded for its checkpoint, not for the newer one."""
     try:
         yield from weight.parts(cuts, weight.cast())
     except (CkstoreError, OSError) as error:
@@ -147,7 +147,7 @@ def _difference(before: Weight, after: Weight, form: DifferenceForm, most_bytes:
     frame = XorFrame(after.tensor.nbytes) if form == "xor" else OverwriteFrame(most_bytes)
     cuts, cast = after.cuts(before), after.cast()
     changed = (cut for cut in cuts if not cut.is_unchanged)
-    # Close both generators here, because the frames of an error would keep them and the blobs that they have open.
+    # Close both generators here, because the traceback of an error would keep them and their open blobs alive.
     with closing(_base_parts(before, changed)) as old_parts, closing(after.parts(cuts, cast)) as new_parts:
         for cut, new in zip(cuts, new_parts, strict=True):
             # The checksum includes unchanged bytes, because engines check the whole tensor.

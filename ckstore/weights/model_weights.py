@@ -1,4 +1,4 @@
-"""The weights of a model in an open checkpoint: tensors by the names that a model directory gives them."""
+"""The weights of a model in an open checkpoint, as tensors with their names in a model directory."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class WeightCut(NamedTuple):
-    """A range of the elements of a row-major tensor, and whether they are the same in the previous version."""
+    """A range of the elements of a row-major tensor, and whether the previous version has the same elements."""
 
     start: int
     stop: int
@@ -40,7 +40,7 @@ class WeightCut(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """One tensor, as recorded in the manifest of a checkpoint, or of a view of one of the checkpoint's files."""
+    """A tensor in the manifest of a checkpoint, or in the manifest of a view of one of the checkpoint's files."""
 
     directory: CheckpointDirectory
     leaf: LeafRecord
@@ -48,7 +48,10 @@ class Weight:
 
     @property
     def stored(self) -> tuple[object, ...]:
-        """How its bytes are stored. Weights that are stored equally have equal bytes; the converse is not true."""
+        """A description of how its bytes are stored.
+
+        Weights with equal descriptions have equal bytes. Weights with equal bytes may have different descriptions.
+        """
         record = self.directory.manifest.storages[self.leaf.storage]
         pieces = tuple((extent.piece, extent.length) for extent in record.extents)
         found, dtype = self.source_dtype, self.tensor.dtype
@@ -57,7 +60,7 @@ class Weight:
 
     @property
     def source_dtype(self) -> str:
-        """Its dtype in the checkpoint, as safetensors has it."""
+        """Its dtype in the checkpoint, with the name that safetensors uses."""
         return source_dtype(self.leaf, self.tensor)
 
     @property
@@ -71,14 +74,15 @@ class Weight:
         return self.tensor.nbytes // max(1, math.prod(self.leaf.shape))
 
     def cast(self) -> DtypeCast | None:
-        """Return its conversion to the dtype in which it is published; None if it is not converted."""
+        """Return its conversion to the dtype in which it is published, or None if it is not converted."""
         return cast_of(self.leaf, self.tensor)
 
     def cuts(self, before: Weight) -> list[WeightCut]:
         """Return consecutive ranges of its elements, and whether each range is the same in the previous version.
 
-        A piece that both have at the same place, or a band of such pieces of several ranks, is unchanged. Cuts are at
-        the boundaries of unchanged pieces, so that no changed part makes a reader read an unchanged piece.
+        A piece is unchanged if both versions have it at the same position. A band of pieces of several ranks is
+        unchanged if all of its pieces are. The ranges are cut at the boundaries of unchanged pieces, so that reading a
+        changed range does not require reading an unchanged piece.
         """
         count, size = math.prod(self.leaf.shape), self.element_bytes
         # Units are compared by their places in the storage, so both tensors must begin at the same byte, have the same
@@ -124,9 +128,9 @@ class Weight:
         }
 
     def parts(self, cuts: Iterable[WeightCut], cast: DtypeCast | None) -> Generator[memoryview]:
-        """Yield its row-major bytes at these cuts as they are published, checked.
+        """Yield its row-major bytes at these cuts, verified and in the dtype in which they are published.
 
-        A part is valid until the next one is requested.
+        Each yielded part is valid until the next part is requested.
         """
         with RangeReader(self.directory) as reader, self.directory.reporting_damage():
             reader.begin(self.leaf.storage)
@@ -136,7 +140,7 @@ class Weight:
                 if strides_of(self.leaf) is None:
                     part = reader.read(self.leaf.offset + start, self.leaf.offset + stop, self.leaf.name)
                 else:
-                    # Its elements are not in this order in the storage.
+                    # The storage has the elements in another order.
                     whole = memoryview(whole_leaf(self.directory, reader, self.leaf)) if whole is None else whole
                     part = whole[start:stop]
                 yield part if cast is None else cast(part)
@@ -154,7 +158,7 @@ class ModelWeights:
     def __init__(
         self, directory: CheckpointDirectory, select: Select, chunk_bytes: int, dtype: WeightDtype | None
     ) -> None:
-        """Collect the weights, to be published in a dtype. From now on this object owns the open directory.
+        """Collect the weights for publication in `dtype`. From now on, this object owns the open directory.
 
         Raises:
             BadInput: The checkpoint has no state dict of a model, or a tensor that cannot be converted.
@@ -200,12 +204,12 @@ class ModelWeights:
 
     @property
     def content(self) -> str:
-        """Digest of the names and the stored bytes of the weights; equal digests mean equal weights."""
+        """Digest of the names and the stored bytes of the weights. Equal digests mean equal weights."""
         stored = sorted((name, weight.stored) for name, weight in self.weights.items())
         return xxhash.xxh3_128_hexdigest(repr(stored).encode())
 
     def difference_in_form(self, other: ModelWeights) -> str:
-        """Return a sentence if the forms of the weights or other files of the model differ, otherwise an empty text."""
+        """Return a sentence if the forms of the weights or other files of the model differ, otherwise ""."""
         forms: Sequence[dict[str, TensorToWrite]] = [
             {name: weight.tensor for name, weight in one.weights.items()} for one in (self, other)
         ]

@@ -1,8 +1,8 @@
-"""Publish the weights of a run as it grows: versions for the engines that serve them.
+"""Publishes the weights of a growing run as versions for the engines that serve them.
 
 Each check compares the newest version in the directory with the checkpoint that the ref names, and publishes this
-checkpoint if they differ. So a killed publisher continues, and a rollback of the trainer is published. The only other
-state is the greatest number of a version.
+checkpoint if they differ. So a publisher continues after a kill, and a rollback of the trainer is published. The only
+other state is the greatest version number.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class PublishOptions:
         """Check the values.
 
         Raises:
-            BadInput: One is not valid.
+            BadInput: A value is invalid.
         """
         if self.dtype is not None and self.dtype not in get_args(WeightDtype):
             msg = f"dtype must be float16, bfloat16 or float32, or None for that of the checkpoint, got {self.dtype!r}"
@@ -79,10 +79,10 @@ class PublishOptions:
 
 
 class WeightPublisher:
-    """Publishes versions, and yields each; an iterator and a context manager.
+    """An iterator and context manager that publishes versions, and yields each of them.
 
     Attributes:
-        run: The run.
+        run: The run whose weights are published.
         path: The directory of the versions.
     """
 
@@ -99,19 +99,19 @@ class WeightPublisher:
         self._context = replace(context, run=run)  # a ref without a run means a checkpoint of this run
         self._directory = directory
         self._options = options
-        self._dtype = options.dtype or ""  # as the record of a version has it
+        self._dtype = options.dtype or ""  # in the form of `VersionRecord.dtype`
         self._bring = bring
         self._published: ModelWeights | None = None  # the weights of the newest version, if its checkpoint still exists
         self._added: tuple[tuple[UserFile, ...], str] = ((), "")  # the files to add at the last check, and their digest
-        self._unresolved: NoSuchRef | None = None  # why the ref names no checkpoint now, although the run has some
+        self._unresolved: NoSuchRef | None = None  # set while the ref names no checkpoint although the run has some
         self._closed = False
         self._in_use = threading.Lock()
         newest_one = self.newest
-        self._told = 0 if newest_one is None else newest_one.version  # the caller knows of versions up to this one
+        self._told = 0 if newest_one is None else newest_one.version  # the caller knows the versions up to this one
 
     @property
     def newest(self) -> WeightVersion | None:
-        """The newest version in the directory. After a restart, engines may not know of it yet."""
+        """The newest version in the directory. After a restart, engines may not know it yet."""
         records = self._directory.records()
         return self._directory.version_of(records[-1]) if records else None
 
@@ -147,7 +147,7 @@ class WeightPublisher:
                         warn(f"nothing is published to {self.path} until {ref} names a checkpoint: {self._unresolved}")
                     self._wait(again_s)
         finally:
-            if self._closed:  # perhaps by another thread
+            if self._closed:  # another thread may have called `close`
                 self.close()
         raise StopIteration
 
@@ -158,7 +158,7 @@ class WeightPublisher:
 
     @api_call
     def _publish(self) -> WeightVersion | None:
-        """Publish the checkpoint that the ref names; None if it is published, or if the run has none yet."""
+        """Publish the checkpoint that the ref names. Return None if it is already published, or if there is none."""
         self._bring()
         records = self._directory.records()
         last = records[-1] if records else None
@@ -175,13 +175,13 @@ class WeightPublisher:
                 and last.dtype == self._dtype
             )
             if last is not None and is_published and find(self._context, self._options.ref).id == last.id:
-                problem = self._open_published(last)  # the publisher may have just been started
+                problem = self._open_published(last)  # it is not open yet if the publisher was just started
                 if problem != _OTHER_WEIGHTS:
                     # A version that was published, but not returned because of an error, is returned now.
                     return self._directory.version_of(last) if last.version > self._told else None
             directory = open_directory(self._context, self._options.ref)
         except NoSuchRef as error:
-            # The ref may be wrong, or name a checkpoint later: `best:reward` after the first evaluation.
+            # The ref may be wrong, or name a checkpoint only later, such as `best:reward` after the first evaluation.
             if self._options.ref != "latest" and newest(self._context, self.run) is not None:
                 self._unresolved = error
             return None
@@ -206,7 +206,7 @@ class WeightPublisher:
             warn(f"the number of version {number} was not recorded in {self.path}: {error}")
         try:
             self._directory.prune(self._options.keep_full)
-        except (OSError, InUse) as error:  # the version is published, and the next one tries again
+        except (OSError, InUse) as error:  # the version is published, and the next prune retries this
             warn(f"older versions in {self.path} were not removed: {error}")
         if casts.beyond:
             found = [f"{printable(name)}: {how}" for name, how in casts.beyond.items()]
@@ -306,12 +306,12 @@ class WeightPublisher:
         return self._published, problem and f"step {last.step} cannot be read: {problem}"
 
     def _open_published(self, last: VersionRecord) -> str:
-        """Open the checkpoint of the newest version if it is not open. Return the reason if that is impossible."""
+        """Open the checkpoint of the newest version, unless it is open. Return the reason if that fails, or ""."""
         if self._published is not None and self._published.directory.manifest_id == last.id:
             return ""
         self._hold(None)
         try:
-            # Its step may already have another checkpoint, and a superseded one is only found by its id.
+            # The checkpoint may be superseded by another one of its step, and is then found only by its id.
             opened = open_directory(self._context, last.id)
             weights = self._weights_in(opened)
         except (NoSuchRef, DamagedBlob, InUse, BadInput) as error:
@@ -323,7 +323,7 @@ class WeightPublisher:
         return ""
 
     def _hold(self, weights: ModelWeights | None) -> None:
-        """Keep the weights of the last version open, so that their checkpoint is not removed before the next one."""
+        """Keep the weights of the last version open, so that their checkpoint exists until the next version."""
         held, self._published = self._published, weights
         if held is not None:
             held.close()
@@ -331,7 +331,7 @@ class WeightPublisher:
     def close(self) -> None:
         """Stop publishing, and let another process publish to the directory."""
         self._closed = True
-        if self._in_use.acquire(blocking=False):  # otherwise a thread is publishing, and closes at its end
+        if self._in_use.acquire(blocking=False):  # otherwise another thread is publishing, and closes when it is done
             try:
                 self._hold(None)
                 self._directory.close()
@@ -353,7 +353,7 @@ class WeightPublisher:
 
 
 def _continues(info: CheckpointInfo, last: VersionRecord, listed: dict[str, CheckpointInfo]) -> bool:
-    """Whether the checkpoint continues that of the last version, as far as that is known."""
+    """Whether the checkpoint continues the checkpoint of the last version, as far as this is known."""
     published = listed.get(last.id)
     if info.step <= last.step or (published is not None and info.order < published.order):
         return False
@@ -364,7 +364,8 @@ def _continues(info: CheckpointInfo, last: VersionRecord, listed: dict[str, Chec
         at = listed.get(at.parent)
         if at is not None and at.step < last.step:
             return False
-    # Retention has dropped an ancestor, or saves named none. A difference from the published bytes is still correct.
+    # Retention has dropped an ancestor, or a save named no parent. A difference from the published bytes is still
+    # correct.
     return True
 
 
@@ -387,7 +388,7 @@ def publish(
         package = (error.name or "zstandard").partition(".")[0]
         raise MissingExtra.of(error, "differences of weights need", package, "torch,compact") from error
     del difference
-    added_files(options.add)  # raises now, and not at the next version with all weights
+    added_files(options.add)  # raises an error now, and not only at the next version with all weights
     options = replace(options, add=[expanded(one).absolute() for one in options.add])
     path = context.layout.outside(destination)
     bring()

@@ -1,8 +1,8 @@
 """The directory of published versions.
 
-Each version is a directory that appears by one rename and disappears by one, because an engine would treat a version
-without its index as one with all weights. `VERSION_NAME` in it names its checkpoint. The greatest number of a version
-is recorded separately, because an engine may still have a version that was removed.
+Each version is a directory. One rename makes it visible, and one rename removes it, because an engine would treat a
+version without its index as a version with all weights. The file `VERSION_NAME` in a version names the checkpoint. The
+greatest version number is recorded separately, because an engine may still use a version that was removed.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ class VersionRecord:
     run: str
     step: int
     id: str
-    content: str  # digest of the names and the stored bytes of the weights, because a restart may select others
+    content: str  # digest of the names and the stored bytes of the weights, because a restart may select other weights
     added: str  # digest of the names and the bytes of the files to add
     is_full: bool
     reason: str
     dtype: str  # of the floating-point weights; empty if it is that of the checkpoint
-    out_of_range: int = 0  # values that this dtype cannot represent, in the weights of the version
+    out_of_range: int = 0  # number of values in the weights of the version that this dtype cannot represent
 
     def rendered(self) -> bytes:
         """Return the content of the file."""
@@ -84,21 +84,21 @@ class VersionRecord:
             str(about.get("added", "")),
             about["is_full"] is True,
             str(about["reason"]),
-            # Absent in a version of an earlier draft, as `added` is.
+            # Versions of an earlier draft lack these members and `added`.
             str(about.get("dtype", "")),
             int(about.get("out_of_range", 0)),
         )
 
 
 class VersionDirectory:
-    """A directory of versions, locked by its only publisher until `close`."""
+    """A directory of versions. Its only publisher keeps it locked until `close`."""
 
     def __init__(self, path: Path) -> None:
         """Create the directory if it is missing, and lock it.
 
         Raises:
             InUse: Another process publishes to it.
-            BadInput: It cannot be created.
+            BadInput: The directory cannot be created.
         """
         self.path = path
         own = path / _OWN
@@ -144,7 +144,7 @@ class VersionDirectory:
         return [self._record(version) for version in sorted(self._numbers())]
 
     def greatest(self) -> int:
-        """Return the greatest number of a version that was ever published here, or 0.
+        """Return the greatest version number that was ever published to this directory, or 0.
 
         Raises:
             BadInput: Another program wrote the record.
@@ -152,7 +152,7 @@ class VersionDirectory:
         path = self.path / _OWN / _GREATEST
         try:
             recorded = int(files.read_file(path, most_bytes=_RECORD_MOST_BYTES))
-        except FileNotFoundError:  # the versions of an earlier draft
+        except FileNotFoundError:  # the directory is new, or has versions of an earlier draft
             recorded = 0
         except (DamagedBlob, ValueError) as error:
             msg = f"{path} was not written by this version of ckstore ({error})"
@@ -160,7 +160,7 @@ class VersionDirectory:
         return max([recorded, *self._numbers()])
 
     def record_greatest(self, version: int) -> None:
-        """Record the greatest number, durably. If this process dies before that, the version's own name shows it."""
+        """Record the greatest version number durably. If the process dies earlier, the version's name still shows it."""
         path = self.path / _OWN / _GREATEST
         new = path.with_suffix(".new")
         new.unlink(missing_ok=True)
@@ -169,7 +169,7 @@ class VersionDirectory:
         files.sync_directory(path.parent)
 
     def version_of(self, record: VersionRecord, nbytes: int | None = None) -> WeightVersion:
-        """Return a published version. If the size of its files is unknown, they are listed."""
+        """Return a published version. If `nbytes` is None, its files are listed to compute their size."""
         path = self.place(record.version)
         if nbytes is None:
             nbytes = sum(one.stat().st_size for one in path.rglob("*") if one.is_file())
@@ -191,7 +191,8 @@ class VersionDirectory:
         full = [record.version for record in self.records() if record.is_full]
         if len(full) <= keep_full:
             return
-        # The newest are removed first. If this process is killed, each remaining version still has those it needs.
+        # The newest of these versions are removed first. If this process is killed, each remaining version still has
+        # all versions that it needs.
         for version in sorted((one for one in self._numbers() if one < full[-keep_full]), reverse=True):
             new_tree.remove_published(self.place(version))
 
