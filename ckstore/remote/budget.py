@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from ckstore.fs.buffers import GRAIN_BYTES, aligned_buffer
 
-# The limit for blobs is the size of six blobs of the default size, 32 MiB. With four blobs, a transfer to Ceph on the
+# The limit for blobs, which equals six blobs of the default size, 32 MiB. With four blobs, a transfer to Ceph on the
 # same machine took a third longer. With eight, it was no faster. A whole transfer may use 256 MiB, so 64 MiB remain for
 # everything else.
 IN_FLIGHT_BYTES = 192 * 2**20
@@ -22,7 +22,7 @@ def whole_blocks(nbytes: int) -> memoryview:
 
 
 class MemoryBudget:
-    """Lets threads reserve memory up to a limit; further threads wait.
+    """Lets threads reserve memory up to a limit, and makes further threads wait.
 
     A request above the limit reserves all of the memory, so it waits until no other thread has any.
     """
@@ -54,7 +54,7 @@ class MemoryBudget:
     @contextmanager
     def lending(self, nbytes: int) -> Iterator[memoryview]:
         """Reserve memory as `taking` does, and yield a buffer aligned for direct writes. It may contain old bytes."""
-        # Old buffers are reused, because getting new memory from the kernel takes longer than computing its digest.
+        # Old buffers are reused, because getting new memory from the kernel takes longer than hashing that many bytes.
         wanted = max(1, -(-nbytes // GRAIN_BYTES)) * GRAIN_BYTES
         with self.taking(wanted):
             memory = self._take_idle(wanted) or aligned_buffer(wanted)

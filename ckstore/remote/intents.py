@@ -1,4 +1,4 @@
-"""Intents. With an intent, a push records the blobs it needs before it checks the remote.
+"""An intent records the blobs that a push needs, before the push checks the remote.
 
 Source: docs/format/remote-v1.md.
 """
@@ -92,8 +92,7 @@ class Intent:
             "format": "ckstore-remote-intent",
             "version": 1,
             "blobs": list(self.digests),
-            # A random value for each write. Most services give writes of equal bytes the same version tag, so two
-            # writes must not be equal.
+            # Each write gets a random value, because most services give writes of equal bytes the same version tag.
             "change": uuid.uuid4().hex,
             "checkpoints": [
                 {**place._asdict(), **({"manifest": manifests[at].decode("ascii")} if manifests else {})}

@@ -1,4 +1,4 @@
-"""Pushes annotations, tags and pins, which can be added after a save. Copies tags and pins from a source."""
+"""Pushes annotations, tags and pins, which can be added after a save, and copies tags and pins from a source."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class MetadataObject(NamedTuple):
         key: Its key.
         info: The checkpoint that it belongs to.
         own: The content according to this store.
-        make: Returns the new content, given the content on the remote, which is None for a missing object.
+        make: Returns the new content, given the content on the remote, or given None for a missing object.
         most_bytes: Limit of the content on the remote, in bytes. A larger object is refused.
     """
 
@@ -110,7 +110,7 @@ def restored_at(context: Context, remote: Remote, found: Mapping[str, ObjectEntr
 class MetadataPusher:
     """Pushes metadata objects.
 
-    An object that this store pushed earlier, and that has not changed on either side since, is not sent again.
+    An object that this store pushed earlier, and that has not changed on either side since then, is not sent again.
     """
 
     def __init__(self, context: Context, remote: Remote, record: RemoteRecord) -> None:

@@ -34,7 +34,7 @@ class Objects(Protocol):
     """
 
     def get(self, key: str, max_bytes: int) -> bytes | None:
-        """Return a small object, or None if it is missing. Refuse one above `max_bytes` before reading it."""
+        """Return a small object, or None if it is missing. An object above `max_bytes` is refused without reading."""
 
     def read_into(self, key: str, offset: int, into: memoryview) -> bool:
         """Fill `into` with unverified bytes of an object from an offset on. Return False if the object is missing."""

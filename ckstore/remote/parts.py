@@ -80,7 +80,7 @@ def push_whole(context: Context, staging: Staging, remote: Remote, manner: Trans
 
 
 def list_step(context: Context, remote: Remote, run: str, step: int) -> None:
-    """List the remote's checkpoints of a step in the store, if the store has no checkpoint of that step.
+    """Add the remote's checkpoints of a step to the list of the store, if the store has no checkpoint of that step.
 
     Another node may have saved them, and `if_exists` considers only checkpoints that the store lists.
     """

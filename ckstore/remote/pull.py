@@ -68,7 +68,7 @@ _BESIDE_BYTES = 4096
 
 
 def plan_pull(context: Context, source: Source, places: Sequence[Place]) -> TransferPlan:
-    """Return what a pull would download now."""
+    """Return the checkpoints and blobs that a pull would download now."""
     wanted: dict[str, int] = {}
     missing: dict[str, int] = {}
     facts = facts_of(source, places, context.layout.hash_prefix)
@@ -153,7 +153,8 @@ class Pull:
         Raises:
             RemoteError: A checkpoint is missing or damaged on the source, or the source does not answer.
             StepExists, Protected: Another checkpoint has the step.
-            InsufficientSpace, ReadOnlyStore: The store cannot take any further checkpoint. The rest was not attempted.
+            InsufficientSpace, ReadOnlyStore: The store cannot take any further checkpoint. The remaining checkpoints
+                were not attempted.
             CkstoreError: A checkpoint could not be pulled for another reason.
         """
         self.context.check_writable()
@@ -219,7 +220,7 @@ class Pull:
     def annotations_of(self, place: Place) -> Annotations | None:
         """Return the annotations of a checkpoint on the source.
 
-        Returns None if the source has no annotations. If they cannot be read, adds a warning and returns None.
+        Return None if the source has no annotations. If they cannot be read, add a warning and return None.
         """
         data = self.source.annotations(place)
         if data is None:
@@ -323,7 +324,7 @@ class Pull:
             if kept.manifest.content != manifest.content:
                 self.warnings.append(f"{place.name} of this store has other content, and was kept")
             return info_of(context, kept.manifest, kept.manifest_id, tags=(), key=kept.key), False
-        # Without this note, the pull of the next checkpoint would list the run again.
+        # Without this call, the pull of the next checkpoint would list the run again.
         context.known.directories.changed(outcome.key, staging.inode, outcome.change)
         info = info_of(context, manifest, place.id, tags=(), key=outcome.key)
         try:

@@ -146,7 +146,7 @@ class PushedMetadata(NamedTuple):
 
 
 def push_metadata(context: Context, remote: Remote, said: Sequence[MetadataObject]) -> PushedMetadata:
-    """Push metadata of checkpoints, except of those that the remote lacks."""
+    """Push metadata of checkpoints, except for checkpoints that the remote lacks."""
     places = {one.info.id: place_of(one.info) for one in said}
     found = ask(remote.objects, {key for place in places.values() for key in (place.manifest, place.dropped)})
     removed = frozenset(id for id, place in places.items() if place.dropped in found)
@@ -196,7 +196,7 @@ class Push:
 
     def send_all(self) -> None:
         """Push the checkpoints of the plan in batches. A locally incomplete checkpoint does not block the others."""
-        # The newest comes first: if the machine dies during the push, the remote has the latest state.
+        # The newest checkpoint comes first. If the machine dies during the push, the remote then has the latest state.
         todo = sorted(self._plan.checkpoints, key=lambda info: info.order, reverse=True)
         todo = [info for info in todo if info.id in self._there.lacking]
         for batch in self._batches(todo):
@@ -248,7 +248,7 @@ class Push:
     def send(
         self, directories: Sequence[CheckpointDirectory], delta: Delta | None = None, *, is_part: bool = False
     ) -> list[str]:
-        """Push the checkpoints in directories that the caller keeps open. Of a part, push everything but the manifest.
+        """Push the checkpoints in directories that the caller keeps open. For a part, do not push the manifest.
 
         Returns:
             For a part, the keys of the intents that protect it. For checkpoints, an empty list.

@@ -29,7 +29,7 @@ from ckstore.remote.source import ObjectSource
 
 
 def plan_push(context: Context, infos: Sequence[CheckpointInfo], remote: Remote) -> TransferPlan:
-    """Return what a push would send now."""
+    """Return the checkpoints and blobs that a push would send now."""
     there = inspect_remote(context, infos, remote, read_record(context.layout, remote.name))
     if there.unreadable:
         raise joined(there.unreadable)
@@ -114,10 +114,10 @@ class RemoteState(NamedTuple):
 
 
 def believe(context: Context, infos: Sequence[CheckpointInfo], remote: Remote, known: RemoteRecord) -> RemoteState:
-    """Return the same state as `inspect_remote`, but from the local record of the remote and without requests for it.
+    """Return a state like `inspect_remote`, but from the local record and without looking up objects on the remote.
 
-    The caller knows that the remote lacks all of these checkpoints. Which blobs it has is an estimate, so a push looks
-    up each blob on the remote before it sends the blob.
+    The caller knows that the remote lacks all of these checkpoints. The result is only an estimate of the missing
+    blobs, so a push looks up each blob on the remote before it sends the blob.
     """
     check_takes(remote, context.settings)
     blobs, unreadable = _blobs_of_each(context, infos)
@@ -137,8 +137,8 @@ def inspect_remote(
 ) -> RemoteState:
     """Determine which of these checkpoints and of their blobs a remote has.
 
-    The cost depends on these checkpoints, not on the size of the remote, unless differences are pushed. All checkpoints
-    on the remote are then listed.
+    The cost depends on these checkpoints, not on the size of the remote. If differences are pushed, all checkpoints on
+    the remote are also listed.
     """
     check_takes(remote, context.settings)
     source = ObjectSource(remote.objects, remote.name)

@@ -1,7 +1,7 @@
 """The store's record of the contents of a remote: ``remotes/<name>.json``. Source: docs/format/v1.md, "remotes/".
 
-The record avoids requests, and lets an eviction skip reading back some blobs. No deletion relies on the record alone:
-an eviction lists the remote again, and uses an entry only if the remote still lists the recorded version.
+The record avoids requests, and lets an eviction skip reading back some blobs. It is never the only reason for a
+deletion: an eviction lists the remote again, and uses an entry only if the remote still lists the recorded version.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ were read back and have another digest."""
 class ObjectVersion(NamedTuple):
     """A version of an object, and the reason why its content is known."""
 
-    # From the listing of the remote.
+    # The values in the listing of the remote.
     nbytes: int
     modified: str
     tag: str

@@ -39,7 +39,7 @@ RemoteLike = str | os.PathLike[str]
 
 
 def open_source(context: Context, remote: RemoteLike | None) -> Remote | OtherStore:
-    """Return the remote or store that a caller names, for reading. If `remote` is None, return the only remote.
+    """Return the remote or store that a caller names, for reading. Without a name, return the only remote.
 
     Raises:
         RemoteError: No remote has that name.

@@ -34,7 +34,7 @@ def find_on_remote(source: Source, text: str, *, run: str | None, hash_prefix: s
     if ref.kind in ("latest", "latest-valid"):
         ref = Ref(ref.run, "latest", "latest")
         return _newest(source, source.places("" if ref.run is None else f"{ref.run}/"), ref, hash_prefix)
-    if ref.kind in VERIFIED_KINDS:  # the other kinds of them skip checkpoints because of facts in the manifests
+    if ref.kind in VERIFIED_KINDS:  # a kind such as `latest-healthy` skips checkpoints by facts in their manifests
         found = facts_of(source, source.places("" if ref.run is None else f"{ref.run}/"), hash_prefix)
         reasons = {place: why_skipped(ref.kind, info) for place, info in found.items()}
         chosen = [place for place, reason in reasons.items() if not reason]

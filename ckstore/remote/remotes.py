@@ -153,7 +153,7 @@ class Remotes:
     def prune(
         self, name: str, *, dry_run: bool = False, exclusive: bool = False, grace: float | str | timedelta = GRACE_S
     ) -> RemotePruneReport:
-        """Garbage-collect a remote: delete blobs that none of its checkpoints and no push under way reference.
+        """Garbage-collect a remote: delete blobs that no checkpoint and no push under way references.
 
         If the remote is the mirror of the store, checkpoints that `StoreConfig.keep_remote` does not keep are deleted
         first.
@@ -173,7 +173,7 @@ class Remotes:
         Raises:
             NoSuchRemote: No remote has that name.
             InUse: The service does not support compare-and-swap, and a push is under way although `exclusive` is True.
-            RemoteError: The service does not support compare-and-swap, and `exclusive` is False. Or it does not answer.
+            RemoteError: The service does not answer, or it does not support compare-and-swap and `exclusive` is False.
             BadInput: The name is that of a store, which `Store.gc` cleans up, or `grace` is too short.
         """
         from ckstore.remote.documents.claims import end_claims
@@ -226,7 +226,7 @@ class Remotes:
 
         Args:
             name: The name of the remote. "" stands for the only one.
-            ref: Which checkpoint of the remote, as in `Store.pull`. If None, all.
+            ref: The checkpoint of the remote to verify, as in `Store.pull`. If None, all are verified.
             sample: Read only this fraction of the blobs, above 0. Blobs that this store never read back come first, and
                 the others are drawn at random. Missing blobs and wrong sizes are still detected. If None, all blobs are
                 read.
@@ -291,7 +291,8 @@ class Remotes:
     def take_over(self, name: str, run: str) -> None:
         """Make this store the one that mirrors a run to a remote, instead of another store.
 
-        The other store no longer mirrors its later saves, and reports that. Checkpoints that it pushed are not changed.
+        The other store then no longer mirrors its later saves of the run, and reports this. Checkpoints that it pushed
+        are not changed.
 
         Args:
             name: The name of the remote.
@@ -323,7 +324,7 @@ class Remotes:
 
         Raises:
             NoSuchRemote: No remote has that name.
-            BadInput: `name` is not a store, or `add` raised it.
+            BadInput: The remote `name` is not a store. `add` can also raise this error.
             RemoteError: The directory cannot be used.
             CkstoreError: Some checkpoints could not be copied. They are still read from the other store.
         """

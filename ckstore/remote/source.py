@@ -60,7 +60,7 @@ class Source(Protocol):
         """
 
     def read_any(self, digest: str, into: memoryview) -> bool:
-        """Fill memory with the unverified bytes of a plain blob, and return False if the blob is missing.
+        """Fill memory with the unverified bytes of a plain blob. Return False if the blob is missing.
 
         No checkpoint need reference the blob, so it may be freed at any time.
         """

@@ -150,7 +150,7 @@ class ModelWeights:
     """All weights in an open checkpoint, until `close`.
 
     Attributes:
-        directory: The checkpoint. It cannot be removed while this is open.
+        directory: The checkpoint. It cannot be removed while this object is open.
         weights: Name -> weight.
         beside: Path and pieces of each other file of the model, for a checkpoint of committed files.
     """

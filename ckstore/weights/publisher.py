@@ -43,7 +43,7 @@ _LOOK_S = 0.1  # how soon a waiting thread notices `close`
 
 @dataclass(frozen=True, slots=True)
 class PublishOptions:
-    """How weights are published; see `ckstore.Store.publish`."""
+    """The options of a publisher; see `ckstore.Store.publish`."""
 
     ref: str
     select: Select
@@ -158,7 +158,7 @@ class WeightPublisher:
 
     @api_call
     def _publish(self) -> WeightVersion | None:
-        """Publish the checkpoint that the ref names. Return None if it is already published, or if there is none."""
+        """Publish the checkpoint that the ref names. Return None if it is already published or does not exist."""
         self._bring()
         records = self._directory.records()
         last = records[-1] if records else None

@@ -33,7 +33,7 @@ _RECORD_MOST_BYTES = 2**20
 
 @dataclass(frozen=True, slots=True)
 class VersionRecord:
-    """The content of `VERSION_NAME` in a version."""
+    """The content of the file `VERSION_NAME` in a version."""
 
     version: int
     run: str
@@ -43,7 +43,7 @@ class VersionRecord:
     added: str  # digest of the names and the bytes of the files to add
     is_full: bool
     reason: str
-    dtype: str  # of the floating-point weights; empty if it is that of the checkpoint
+    dtype: str  # dtype of the floating-point weights; empty if it is the dtype of the checkpoint
     out_of_range: int = 0  # number of values in the weights of the version that this dtype cannot represent
 
     def rendered(self) -> bytes:
@@ -160,7 +160,7 @@ class VersionDirectory:
         return max([recorded, *self._numbers()])
 
     def record_greatest(self, version: int) -> None:
-        """Record the greatest version number durably. If the process dies earlier, the version's name still shows it."""
+        """Record the greatest version number durably. If this process dies earlier, the version's name shows it."""
         path = self.path / _OWN / _GREATEST
         new = path.with_suffix(".new")
         new.unlink(missing_ok=True)
@@ -169,7 +169,7 @@ class VersionDirectory:
         files.sync_directory(path.parent)
 
     def version_of(self, record: VersionRecord, nbytes: int | None = None) -> WeightVersion:
-        """Return a published version. If `nbytes` is None, its files are listed to compute their size."""
+        """Return a published version. Without `nbytes`, its files are listed to compute their size."""
         path = self.place(record.version)
         if nbytes is None:
             nbytes = sum(one.stat().st_size for one in path.rglob("*") if one.is_file())

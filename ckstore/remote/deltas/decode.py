@@ -48,7 +48,7 @@ def nothing_near(_: str) -> Buffer | None:
 
 
 class Decoding:
-    """Reads plain blobs of the checkpoints of one remote. Threads may share it."""
+    """Reads plain blobs of the checkpoints of one remote. Threads may share an instance."""
 
     def __init__(self, objects: Objects, read: ReadFile, near: Near, where: str) -> None:
         self._objects = objects
@@ -186,7 +186,7 @@ class Decoding:
 
 
 class _Work:
-    """One read from a checkpoint. Its encoding has been checked for cycles and long paths."""
+    """One read from a checkpoint, whose encoding was already checked for cycles and long paths."""
 
     def __init__(self, decoding: Decoding, encoding: Encoding) -> None:
         self.received_bytes = 0

@@ -1,4 +1,4 @@
-"""Claims. A claim records on a remote that a store evicted a checkpoint and relies on the copy there.
+"""A claim records on a remote that a store evicted a checkpoint and relies on the copy there.
 
 ``tests/protocol/claims.py`` models claims. A store writes its claim before it checks that the remote has the bytes. So
 the remote keeps the bytes even if other stores delete checkpoints there at the same time. Source:

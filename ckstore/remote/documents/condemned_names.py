@@ -53,8 +53,8 @@ class CondemnedNames:
     retired_names: dict[str, int] = field(
         default_factory=dict
     )  # digest -> number of the first name that may be written
-    # A random value for each write. Many services derive the tag of a version from its bytes. If two versions had equal
-    # bytes, a suspended client could mistake a later version for the one that it read.
+    # Each write gets a random value. Many services derive the tag of a version from its bytes. If two versions had
+    # equal bytes, a suspended client could mistake a later version for the one that it read.
     change: str = field(default="", compare=False)
 
     def name(self, digest: str) -> BlobName:
@@ -163,14 +163,14 @@ def unmark_needed(objects: Objects, digests: Iterable[str], *, cas: bool) -> Con
 
 
 def read_versioned(objects: Objects) -> tuple[CondemnedNames, str | None]:
-    """Return the content of the object and its version for `swap`, which is None if the object does not exist."""
+    """Return the content of the object and its version for `swap`, or an empty content and None if it is missing."""
     # The version is read before the content. If another client writes between the two reads, the swap fails.
     version = objects.head(keys.CONDEMNED)
     return read_condemned(objects), None if version is None else version.tag
 
 
 def swap(objects: Objects, new: CondemnedNames, version: str | None) -> str | None:
-    """Replace `version` of the object, or create the object if `version` is None.
+    """Replace `version` of the object. Without a version, create the object.
 
     Returns:
         The new version, or None if another client has changed the object. After a creation, the version is unknown and

@@ -24,7 +24,7 @@ LIFE_S = 600
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The content of the object."""
+    """The content of ``owner.json``."""
 
     run: str
     store: str  # uuid of the store
@@ -41,7 +41,7 @@ class Owner:
             "format": _FORMAT,
             "version": _VERSION,
             "boot": self.boot,
-            # A random value for each write, because many services derive the tag of a version from its bytes.
+            # Each write gets a random value, because many services derive the tag of a version from its bytes.
             "change": uuid.uuid4().hex,
             "epoch": self.epoch,
             "host": self.host,

@@ -1,4 +1,4 @@
-"""The mirror process. It pushes checkpoints that the mirror lacks, and ends some time after the last one.
+"""The mirror process. It pushes checkpoints that the mirror lacks, and ends some time after the last push.
 
 Like a saver, the process is detached from the training and outlives it. It retries failed pushes for a day after the
 last success. After SIGTERM, it pushes for some more seconds, and then ends.

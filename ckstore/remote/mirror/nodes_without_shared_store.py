@@ -143,7 +143,7 @@ class _RemotePublication(WorkWatch):
 
 
 def adopt(context: Context, joined: JointCheckpoint, staging: Staging | None) -> CheckpointInfo:
-    """List a checkpoint of all nodes in this node's store, with the blobs that this rank staged."""
+    """Add a checkpoint of all nodes to the list of this node's store, with the blobs that this rank staged."""
     # If `staging` is None, for example because another process staged the part, the blobs of the part are found in the
     # store by their digests.
     if not joined.manifest:

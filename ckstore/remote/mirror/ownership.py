@@ -50,7 +50,7 @@ class Ownership:
 
     context: Context
     clock: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME)
-    _owned: dict[str, _OwnerVersion] = field(default_factory=dict)  # by the run
+    _owned: dict[str, _OwnerVersion] = field(default_factory=dict)  # by run
 
     @property
     def sequences(self) -> dict[str, int]:
@@ -58,7 +58,7 @@ class Ownership:
         return {run: version.owner.sequence for run, version in self._owned.items()}
 
     def own(self, remote: Remote, run: str, sequence: int, *, by_name: bool = False) -> None:
-        """Become or remain the owner of a run, and publish a sequence number before a checkpoint with it is pushed.
+        """Become or remain the owner of a run, and publish a sequence number before pushing a checkpoint with it.
 
         Args:
             remote: The mirror.

@@ -33,7 +33,7 @@ def check_local(context: Context, infos: Sequence[CheckpointInfo]) -> None:
 def left_behind(context: Context, infos: Sequence[CheckpointInfo]) -> str:
     """Return a message about the checkpoints that a rename leaves on the mirror.
 
-    It is empty if there are none, or if the mirror has a policy.
+    The message is empty if no checkpoint remains there, or if the mirror has a policy.
     """
     mirror = setting_of(context.layout, MIRROR)
     if mirror is None or policy_of(context.layout, KEEP_REMOTE) is not None:  # the policy removes them

@@ -121,7 +121,7 @@ class KeepRemote:
         return RetentionReport(made, tuple(dropped), tuple(skipped))
 
     def _remove(self, remote: Remote, going: list[PlanEntry], skipped: list[Skipped]) -> list[CheckpointInfo]:
-        """Delete those checkpoints from the remote on which no store relies. Return the deleted ones."""
+        """Delete checkpoints from the remote, except those on which a store relies. Return the deleted ones."""
         # `end_claims` also ends the claims of this store on checkpoints that it has just dropped.
         claimed = who_claims(self.context, remote, end_claims(self.context, remote)) if going else {}
         chosen: dict[Place, CheckpointInfo] = {}
@@ -278,7 +278,7 @@ def _replaced_entry(candidate: Candidate, newest: Candidate, *, is_here: bool) -
 
 
 def remove_there(remote: Remote, places: Collection[Place]) -> tuple[list[Claim], dict[Place, str]]:
-    """Delete checkpoints from a remote. Their blobs remain until a prune deletes unreferenced blobs.
+    """Delete checkpoints from a remote. Their blobs remain until a prune.
 
     Returns:
         The claims that protect some of the checkpoints, and the reasons why others could not be deleted.
@@ -295,7 +295,7 @@ def remove_there(remote: Remote, places: Collection[Place]) -> tuple[list[Claim]
                 failed[place] = error.message
 
     # The deletion mark is written first. A client that has the checkpoint then sees the mark and does not push the
-    # checkpoint again. An eviction also detects the mark, because it checks for marks after it wrote its claim.
+    # checkpoint again. An eviction also detects the mark, because it checks for marks after it has written its claim.
     each(places, lambda place: remote.objects.send(place.dropped, b"{}"))
     claims = [claim for claim in claims_at(remote.objects) if claim.place in places] if places else []
     each({*places} - {claim.place for claim in claims} - failed.keys(), partial(remove_documents, remote.objects))

@@ -92,7 +92,7 @@ def has_remote(
 def list_remote(
     context: Context, remote: Remote | OtherStore, places: Iterable[Place] | None = None
 ) -> tuple[int, list[str]]:
-    """Add every checkpoint of a remote that a store lacks to the list of the store.
+    """List the checkpoints of a remote in a store, except those that the store already lists.
 
     Args:
         context: The store.
@@ -140,7 +140,7 @@ def list_remote(
             of_step = [] if is_alone else published_of_step(context.layout, info.run, info.step, context.of_step)
             if info.id not in named and any(one.order > info.order for one in of_step):
                 continue
-            # A checkpoint of the step with bytes locally or on another remote remains the current one of the step.
+            # An existing checkpoint of the step that has bytes locally or on another remote remains the current one.
             # Nothing is dropped here, because gc drops superseded checkpoints.
             may_join = all(one.order > info.order or _is_only_at(context, one, holder) for one in of_step)
             rule: Rule = "beside" if may_join and not is_alone else "keep"
@@ -216,7 +216,7 @@ def publish_manifest(
     if outcome.existing is not None:
         reclaim.discard(context, staging)
         return None
-    # Without this note, the next publication would list the run again.
+    # Without this call, the next publication would list the run again.
     context.known.directories.changed(outcome.key, staging.inode, outcome.change)
     staging.lock.release()
     if drops and outcome.older:

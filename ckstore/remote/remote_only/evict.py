@@ -101,12 +101,12 @@ def evict(
         infos: The checkpoints.
         remote: The remote that has them.
         dry_run: Change nothing, and report what would be freed.
-        why: The reason of each eviction for the journal, by the name of the checkpoint. The default is "by hand".
+        why: The reasons of evictions for the journal, by checkpoint name. The default of each is "by hand".
     """
     if not dry_run:
         context.check_writable()
-        # An older version of ckstore would consider a checkpoint without blobs torn. So this entry, which makes it
-        # refuse the store, is written before the first blob is freed.
+        # An older version of ckstore would consider a checkpoint without blobs torn. So this entry, which makes older
+        # versions refuse the store, is written before the first blob is freed.
         require(context, settings.ELSEWHERE)
     uuid, attest = read_info(remote.objects, remote.name).uuid, PresenceCheck(context, remote, TransferLimits())
     evicted: list[CheckpointInfo] = []
@@ -186,7 +186,7 @@ def _begin(  # noqa: PLR0917
     """Record in the directory of a checkpoint that a remote has it, and append its eviction to `going`.
 
     Returns:
-        The reason if the checkpoint is not evicted and keeps its bytes, or "".
+        The reason why the checkpoint keeps its bytes, or "" if it can be evicted.
     """
     with open_directory(context, info) as directory:
         manifest = directory.manifest
@@ -343,7 +343,7 @@ def evict_by_rule(context: Context, *, dry_run: bool = False) -> EvictReport:
     plan = _plan_local(context, policy, mirror)
     going = [entry.info for entry in plan.dropped]
     why = {entry.info.name: f"keep_local: {'; '.join(entry.reasons)}" for entry in plan.dropped}
-    if not going:  # this is the case after most pushes, and saves the requests of an eviction
+    if not going:  # this is the case after most pushes, so no request is made
         return EvictReport(mirror, dry_run, (), (), 0, 0, plan)
     there = named_remote(context, mirror)
     return replace(evict(context, going, there, dry_run=dry_run, why=why), plan=plan)

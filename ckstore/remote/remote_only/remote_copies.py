@@ -96,7 +96,7 @@ class RemoteCopies:
         return CopyAnswer(None, "", tuple(problems))
 
     def manifest(self, key: CheckpointKey) -> CopyAnswer:
-        """Return the bytes of the manifest of the checkpoint with this key, whose directory name contains its id."""
+        """Return the bytes of the manifest whose id fits the name of the checkpoint directory `key`."""
         problems: list[str] = []
         for asked in self._all():
             data = self._ask(asked, problems, lambda source: self._read_manifest(source, key))
@@ -148,7 +148,7 @@ class RemoteCopies:
 
 
 def _read_blob(source: Source, blob: BlobRecord, places: Sequence[tuple[str, int, str]]) -> bytearray | str:
-    """Read a blob of a checkpoint on a remote, or else by its digest alone. Return the reason if there is no copy."""
+    """Read a blob through checkpoints on a remote, or else by its digest. Return the reason if no copy is intact."""
 
     def of_checkpoint(place: tuple[str, int, str], into: memoryview) -> bool:
         return source.read_into(Place(*place), blob.digest, 0, into) is not None

@@ -317,7 +317,7 @@ class DirectoryObjects:
             raise _translated(error, what, self._target) from error
         except (RemoteError, BadInput):
             raise
-        except CkstoreError as error:  # for example about a symlink that another program created
+        except CkstoreError as error:  # for example because of a symlink that another program created
             raise RemoteError(f"{what} at {self._target} failed: {error.message}", hint=error.hint) from error
 
 

@@ -22,12 +22,12 @@ from ckstore.remote.service.engine_errors import scrubbed
 T = TypeVar("T")
 # An idle worker ends after this time. The calls of a push follow each other within milliseconds.
 _IDLE_S = 10.0
-# The maximum wait for a call, longer than any request with its retries. In one call, the engine may read several pages
-# of a listing, until a page is not empty.
+# The maximum wait for a call, longer than any request with its retries. In one call, the engine may read several empty
+# pages of a listing.
 _CALL_S = 3600.0
 
 _used_by_pid = 0
-"""The id of the first process that used the engine, or 0. A fork copies this id, so a child detects that it is one."""
+"""The id of the first process that used the engine, or 0. A fork copies it, so a child knows the id of its parent."""
 
 
 def check_process() -> None:

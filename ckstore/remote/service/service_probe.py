@@ -23,7 +23,7 @@ _BYTES = bytes(range(64))
 
 
 def probe(target: Target) -> tuple[Abilities, datetime | None]:
-    """Probe the service of a target. Return its abilities and its time, which is None if nothing can be written."""
+    """Probe the service of a target. Return its abilities and its time, or None as the time if it is not writable."""
     folder = f"{keys.PROBE}{uuid.uuid4().hex}"
     objects = open_objects(target)
     try:

@@ -112,7 +112,7 @@ class Target:
 
 
 def parse_target(text: str | os.PathLike[str], *, endpoint: str | None = None, region: str | None = None) -> Target:
-    """Parse the address of a remote: a URL without credentials, or a directory with objects."""
+    """Parse the address of a remote, which is a URL without credentials or a directory."""
     if isinstance(text, str) and text.lower().startswith(_FILE):
         host, slash, path = text[len(_FILE) :].partition("/")
         if host.lower() not in ("", "localhost") or not slash:
@@ -134,7 +134,7 @@ def parse_target(text: str | os.PathLike[str], *, endpoint: str | None = None, r
 
 
 def _hub_target(text: str, *, is_other_place: bool) -> Target:
-    """Parse ``hf://buckets/NAMESPACE/NAME/PREFIX``, a bucket of Hugging Face, which is accessed by its S3 gateway."""
+    """Parse ``hf://buckets/NAMESPACE/NAME/PREFIX``, a bucket of Hugging Face, to be accessed through its S3 gateway."""
     if is_other_place:
         hint = "for another gateway: s3://NAME/PREFIX, and https://HOST/NAMESPACE as the endpoint"
         raise BadInput("hf:// has its own endpoint and region", hint=hint)

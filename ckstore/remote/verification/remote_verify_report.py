@@ -42,7 +42,7 @@ class RemoteVerifyReport:
 
     Attributes:
         remote: The name of the remote.
-        as_of: When the remote was listed, in the format of `CheckpointInfo.created`.
+        as_of: Time of the listing of the remote, in the format of `CheckpointInfo.created`.
         checkpoint_count: Number of checkpoints whose manifests were read.
         blob_count, blob_bytes: Number and size of the objects in ``blobs/`` that these checkpoints need.
         read_count, checked_bytes: Number and size of the blobs that were read back and compared with their digests.
@@ -66,7 +66,7 @@ class RemoteVerifyReport:
 
     @property
     def ok(self) -> bool:
-        """Whether no missing or damaged object was found among the objects that were checked."""
+        """Whether none of the checked objects is missing or damaged."""
         return not self.damage
 
     def __str__(self) -> str:
