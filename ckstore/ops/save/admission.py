@@ -1,4 +1,4 @@
-"""Before a save writes anything, check whether it fits on the filesystem; otherwise make room, or refuse the save."""
+"""Check whether a save fits on the filesystem before it writes anything, and otherwise make room or refuse it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from ckstore.ops.save.recorded_chunks import RecordedSource
 
 _OWN_INODES = 4  # the manifest, the directory of a new run, and two files of the catalog; staging exists already
 _FOLDERS = 256  # in ``blobs/``; created when needed
-# The approximate size of a tensor's entry in the manifest. A blob's entry in the manifest takes about half of this, and
-# so does its name in a directory.
+# The approximate size of a tensor's entry in the manifest. A blob takes about as much, one half for its entry in the
+# manifest and the other half for its name in a directory.
 _SOURCE_BYTES = 256
 _MARGIN_BYTES = 2**20
 _NOTHING = PackNeed(0, 0)
@@ -35,10 +35,10 @@ class _ChunkNeed:
 
 
 def check_space(context: Context, staging: Staging, captured: Captured) -> tuple[str, ...]:
-    """Compare what a save may write with the free space, and make room if the store has a policy for that.
+    """Compare the space that a save may need with the free space, and make room as the settings allow.
 
-    If everything would fit, nothing is read. Otherwise the chunks are hashed once more to find those that the store
-    has, and these are claimed for the save.
+    If the whole state would fit, nothing is read. Otherwise the chunks are hashed here, in addition to the hashing of
+    the save, to find and claim the blobs that the store already has.
 
     Returns:
         One sentence for each action that made room.
@@ -102,8 +102,8 @@ def _look(context: Context, staging: Staging, captured: Captured) -> _ChunkNeed:
 def _claim(staging: Staging, found: _ChunkNeed, digest: str, nbytes: int) -> None:
     if digest in found.claimed or digest in found.new:
         return
-    # Claim the blob instead of only looking for it: making room deletes checkpoints, and would delete blobs that this
-    # save needs.
+    # Claim the blob instead of only searching for it, since making room deletes checkpoints, and could then free blobs
+    # that this save needs.
     if staging.claim(digest, nbytes):
         found.claimed.add(digest)
     else:

@@ -1,7 +1,7 @@
-"""Commit: store files byte for byte, cut at the borders of their tensors, so that equal tensors are stored once.
+"""Commit files: store them byte for byte, cut at tensor boundaries, so that equal tensors are stored once.
 
-Everything else is the same as for a save: `ops/save/save` stores the bytes and publishes the checkpoint. If a file
-changes during the commit, the commit fails.
+The other steps are those of a save: `ops/save/save` stores the bytes and publishes the checkpoint. If a file changes
+during the commit, the commit fails.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def commit(context: Context, paths: Sequence[Path], request: Request, options: C
 def capture_files(
     context: Context, paths: Sequence[Path], request: Request, options: CommitOptions
 ) -> tuple[Request, Captured, tuple[str, ...]]:
-    """Return the request with its step, the files as the store represents them, and warnings about them."""
+    """Return the request with its step, the captured files, and warnings about the files."""
     is_step_given = request.step is not None
     if not is_step_given:
         request = replace(request, step=step_in_name(paths))
@@ -49,10 +49,10 @@ def capture_files(
     try:
         entries = gather(paths)
         check_apart(entries, paths, context.layout.path)
-        # A caller that gives a step wants one checkpoint of all files.
+        # A caller that passes a step wants one checkpoint of all files.
         if not is_step_given:
             check_one_checkpoint(paths, entries)
-        # This check precedes the one for an empty directory, so that an empty tmp-checkpoint-5 is reported as an
+        # This check precedes the check for an empty directory, so that an empty tmp-checkpoint-5 is reported as an
         # unfinished save.
         signs = signs_of_incompleteness(entries, [path.name for path in paths])
         if signs and not options.allow_incomplete:
@@ -71,13 +71,13 @@ def capture_files(
 
 @dataclass(frozen=True)
 class _CapturedFiles(Captured):
-    """Files as the store represents them; they are checked for changes before the checkpoint is published."""
+    """Captured files, which are checked for changes before the checkpoint is published."""
 
     entries: tuple[Entry, ...] = ()
     paths: tuple[Path, ...] = ()
 
     def first_changed(self) -> str | None:
-        """Return None, since a changed file raises an error that names it."""
+        """Return None if no file has changed, and raise `StateChanged` otherwise."""
         try:
             # If a file was added or renamed during the commit, the checkpoint would mix two versions of the directory,
             # which no digest would detect.
@@ -87,7 +87,7 @@ class _CapturedFiles(Captured):
             raise StateChanged(msg, hint="commit again") from error
         before = {entry.path: entry for entry in self.entries}
         for entry in now:
-            # `Entry` includes the inode, the size and both times: a rewrite of equal length changes ctime even if the
+            # `Entry` includes the inode, the size, mtime and ctime. A rewrite of equal length changes ctime even if the
             # writer restores mtime.
             if before.pop(entry.path, None) != entry:
                 raise changed(entry.path)
@@ -97,7 +97,7 @@ class _CapturedFiles(Captured):
 
 
 class _Segment:
-    """A part of a file that is one storage. Its bytes are not in memory."""
+    """A part of a file that becomes one storage. Its bytes are not in memory."""
 
     __slots__ = ("_entry", "_start", "name", "nbytes")
     space = None
@@ -113,23 +113,23 @@ class _Segment:
         return None
 
     def read_into(self, start: int, stop: int, out: memoryview) -> None:
-        """Read these bytes of the part."""
+        """Read the bytes of the part from `start` to `stop` into `out`."""
         self._entry.read_into(self._start + start, out[: stop - start])
 
     def changed(self) -> bool:
-        """Return False, since `first_changed` checks whole files."""
+        """Return False, since `_CapturedFiles.first_changed` checks whole files."""
         return False
 
 
 class _Reader:
-    """A file in the form that `containers.cut` reads."""
+    """The interface through which `containers.cut` reads a file."""
 
     def __init__(self, entry: Entry) -> None:
         self.nbytes = entry.nbytes
         self._entry = entry
 
     def read(self, offset: int, length: int) -> bytes:
-        """Return exactly these bytes."""
+        """Return exactly `length` bytes from `offset`."""
         data = bytearray(length)
         self._entry.read_into(offset, memoryview(data))
         return bytes(data)
@@ -173,7 +173,7 @@ def _capture(
 
 
 def _name_tensors(path: str, parts: Cut, first: int, leaves: list[LeafRecord]) -> Node:
-    """Add the tensors of a file to `leaves`; return the node of the file, which is a leaf if the file is one tensor."""
+    """Add the tensors of a file to `leaves`; return the node of the file, a leaf if the file is a single tensor."""
     file = join_key("", path)
     members: list[Node] = []
     alone = [tensor.name for tensor in parts.tensors] == [""]

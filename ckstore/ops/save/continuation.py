@@ -1,4 +1,4 @@
-"""Decide which checkpoint a save continues, and which ones it may therefore replace: a run belongs to one training.
+"""Decide which checkpoint a save continues and which checkpoints it may replace, as a run belongs to one training.
 
 Rule: docs/format/v1.md, "Trainings"; reasons: docs/adr/0031-a-run-is-one-training.md. The decision is made under the
 lock of the run, from the published manifests.
@@ -38,23 +38,23 @@ _LOCK_TIMEOUT_S = 1.0
 _RESERVED_NS = 1_618_033_988 * 10**9
 """The modification time of the empty directory of a reserved run, in nanoseconds.
 
-The time distinguishes this directory from that of a run whose checkpoints were all deleted or renamed, and whose name
-is free. It is an even number of seconds, which every filesystem can store."""
+A directory that is empty because all checkpoints of its run were deleted or renamed has another time, and its name is
+free. The time of a reserved run is an even number of seconds, which every filesystem can store."""
 _drawn: dict[tuple[str, str], str] = {}
-"""Store and run -> the training of those saves of this process to the run that continue no checkpoint."""
-# A forked process is another training: it must not replace checkpoints of its parent process.
+"""Store and run -> the training of this process's saves to the run, as long as they continue no checkpoint."""
+# A forked process is another training, so it must not replace checkpoints of its parent process.
 os.register_at_fork(after_in_child=_drawn.clear)
 
 
 def parent_at(context: Context, info: CheckpointInfo) -> Parent:
-    """Return a checkpoint of the store as a parent."""
+    """Return the `Parent` for a checkpoint of the store."""
     # The catalog does not record trainings. If the info was read from the catalog, the manifest must be read.
     found = info if info.training else read_info(context, info.key)
     return Parent(info.id, info.run, "" if found is None else found.training)
 
 
 def named_parent(context: Context, ref: str | None, *, must_be: bool) -> Parent | None:
-    """Return the checkpoint that a caller names as parent. Unless `must_be`, it need not exist any more."""
+    """Return the parent that a caller names. The checkpoint must exist if `must_be`, and may be deleted otherwise."""
     if not ref:
         return None
     try:
@@ -70,7 +70,7 @@ def parent_in(context: Context, run: str) -> Parent | None:
     known = context.known.last_parents
     own, last = known.get(run), known.get("")
     if own is not None and own.origin == "begun":
-        # A checkpoint of another run was loaded: a fork begins from it.
+        # If a checkpoint of another run was loaded, the new training is a fork that begins with that checkpoint.
         is_fork = last is not None and last.id and last.run != run
         return own._replace(id=last.id) if is_fork and last is not None else own
     for found in (own, last):
@@ -80,7 +80,7 @@ def parent_in(context: Context, run: str) -> Parent | None:
 
 
 class ParentAtCall(NamedTuple):
-    """The parent of a save that runs in another thread after its call has returned."""
+    """The parent of a save at the time of its call. The save runs in another thread after the call has returned."""
 
     entry: Parent | None  # the entry of the run in `ProcessCache.last_parents`
     last: Parent | None  # the entry of the last load or save of any run, which has the key ""
@@ -88,36 +88,39 @@ class ParentAtCall(NamedTuple):
 
     @classmethod
     def of(cls, context: Context, run: str) -> ParentAtCall:
-        """Return the parent of a save that is being called."""
+        """Return the current parent of a run, at the call of a save."""
         known = context.known.last_parents
         return cls(known.get(run), known.get(""), parent_in(context, run))
 
     def is_last(self, context: Context, run: str) -> bool:
-        """Whether the process has neither loaded a checkpoint of the run nor begun a training in it since the call."""
+        """Whether the process has loaded no checkpoint of the run and begun no training in the run since the call."""
         now = context.known.last_parents.get(run)
         return _load_of(now) == _load_of(self.entry)
 
     def parent_now(self, context: Context, run: str) -> Parent | None:
-        """Return the checkpoint that the save continues, which may be that of a save that was pending at the call."""
+        """Return the parent of the save, which may be the checkpoint of another save that was pending at the call."""
         is_same = context.known.last_parents.get(run) == self.entry
         return parent_in(context, run) if self.is_last(context, run) and not is_same else self.parent
 
     def sent(self, continues: Mapping[str, Parent], run: str) -> dict[str, Parent]:
-        """Return the parents that another process needs for the save, excluding those of loads after the call."""
+        """Return the parents that another process needs for the save, without those from loads after the call."""
         ours = {key: one for key, one in ((run, self.entry), ("", self.last)) if one is not None}
         begun = {key: one for key, one in continues.items() if key not in {run, ""} or one.origin == "begun"}
         return {**begun, **ours}
 
 
 def continue_saved(context: Context, info: CheckpointInfo, at_call: ParentAtCall | None) -> None:
-    """Make a saved checkpoint the parent of the next save of its run, unless one was loaded since the call."""
+    """Make a saved checkpoint the parent of the next save of its run.
+
+    This has no effect if, since the call of the save, the process loaded a checkpoint of the run or began a training.
+    """
     known = context.known.last_parents
     before = known.get(info.run)
     if at_call is None or at_call.is_last(context, info.run):
         known[info.run] = Parent.saved(info, before)
     elif before is not None and before.origin == "saved":
-        # A save that was called later has published its checkpoint before this one. Record the sequence number, so that
-        # the next save does not mistake it for a checkpoint of another process.
+        # A save that was called later has already published its checkpoint. Record the sequence number of this save, so
+        # that the next save does not mistake this checkpoint for one of another process.
         known[info.run] = before._replace(sequence=max(before.sequence, info.sequence))
 
 
@@ -131,20 +134,20 @@ def described(about: Description, parent: Parent | None) -> Description:
 
 
 def training_of(context: Context, parent: Parent | None, run: str) -> str:
-    """Return the training of a save: that of its parent in the same run, or a new one."""
+    """Return the training of a save. This is the training of its parent in the same run, or else a new training."""
     if parent is not None and parent.run == run:
         return parent.training
     return _drawn.setdefault((context.settings.uuid, run), draw_training())
 
 
 def know_training(context: Context, run: str) -> None:
-    """Fix the training of the next save of a run, before another process is asked to save it."""
+    """Decide the training of the next save of a run, before another process is asked for that save."""
     training = training_of(context, None, run)
     context.known.last_parents.setdefault(run, Parent("", run, training, origin="begun"))
 
 
 def begin_training(context: Context, run: str) -> None:
-    """Begin a training in a run, so that no checkpoint that this process saved or loaded before is continued.
+    """Begin a training in a run. Its saves do not continue checkpoints that this process saved or loaded before.
 
     A parent that was declared (`Store.open(…, continue_from=…)`) is still continued.
     """
@@ -153,7 +156,8 @@ def begin_training(context: Context, run: str) -> None:
     if declared is not None:
         known.last_parents[declared.run] = known.last_parents[""] = declared._replace(load=next_load())
     if declared is None or declared.run != run:
-        # Draw the identity now: it is sent to a background saver, and a restarted saver must not draw another one.
+        # Draw the id of the training now. It is sent to the background saver, so that a restarted saver does not draw
+        # another id.
         known.last_parents[run] = Parent("", run, draw_training(), origin="begun", load=next_load())
 
 
@@ -163,7 +167,8 @@ def rename_lineage(context: Context, old: str, new: str, ids: Mapping[str, str])
     for run, parent in [*known.items()]:
         if parent.run == old:
             known[new if run == old else run] = parent._replace(id=ids.get(parent.id, parent.id), run=new)
-    # Replace the entry instead of removing it, or a background saver would continue its own entry for the old name.
+    # Replace the entry instead of removing it, since a background saver would otherwise continue its own entry for the
+    # old name.
     if old in known:
         known[old] = Parent("", old, draw_training(), origin="begun", load=next_load())
     if (training := _drawn.pop((context.settings.uuid, old), None)) is not None:
@@ -171,7 +176,7 @@ def rename_lineage(context: Context, old: str, new: str, ids: Mapping[str, str])
 
 
 def take_free_run(context: Context, wanted: str) -> str:
-    """Reserve an unused name for a run, derived from the wanted one, and return it; no other process gets this name."""
+    """Reserve and return an unused run name that is derived from `wanted`. No other process gets the same name."""
     context.check_writable()
     names = set(context.layout.runs())
     while True:
@@ -194,7 +199,7 @@ def is_reserved(layout: Layout, run: str) -> bool:
 
 
 def check_free(context: Context, run: str) -> None:
-    """Raise `RunInUse` if a training would begin in the run of another training. The save checks again."""
+    """Raise `RunInUse` if a training would begin in the run of another training. The save repeats this check."""
     parent = parent_in(context, run)
     if begins(parent, run):
         other = _other_in(context, run, training_of(context, parent, run))
@@ -203,14 +208,14 @@ def check_free(context: Context, run: str) -> None:
 
 
 def changed_configuration(context: Context, manifest: Manifest, parent: Parent | None) -> str:
-    """Describe how the configuration differs from that of the loaded checkpoint; return "" if it does not."""
+    """Describe how the configuration differs from that of the loaded checkpoint, or return "" if none is known."""
     now = _configuration(manifest.description.metadata)
-    # The difference is reported once: the parent of the next save is this checkpoint, which was not loaded.
+    # The difference is reported only once, since the parent of the next save is a saved and not a loaded checkpoint.
     if now is None or parent is None or parent.origin != "loaded":
         return ""
     try:
         loaded = read_info(context, find(context, parent.id).key)
-    except CkstoreError:  # the loaded checkpoint was deleted or is damaged; the note is not worth an error
+    except CkstoreError:  # the loaded checkpoint was deleted or is damaged, which must not fail the save
         return ""
     before = None if loaded is None else _configuration(encode_metadata(loaded.metadata))
     if loaded is None or before is None:
@@ -242,12 +247,12 @@ class RunGuard:
 
     context: Context
     manifest: Manifest  # of the save
-    parent: Parent | None  # the checkpoint that it continues
+    parent: Parent | None  # the checkpoint that the save continues
     if_run_in_use: IfRunInUse
     notes: list[str]  # notes for the user
 
     def check(self, replaced: Sequence[Published]) -> None:
-        """Raise `RunInUse` unless the save may add to the run and replace these checkpoints of its step."""
+        """Raise `RunInUse` unless the save may publish in the run and replace these checkpoints of its step."""
         manifest = self.manifest
         if begins(self.parent, manifest.run):
             self._check_begin()
@@ -262,11 +267,11 @@ class RunGuard:
             self._check_order([other for other in replaced if other.manifest.content != manifest.content])
 
     def _check_order(self, replaced: Sequence[Published]) -> None:
-        """Raise if this process saves an earlier step without loading a checkpoint, which begins another training."""
+        """Raise if this process saves an earlier step without a load before, since that begins another training."""
         if not replaced:
             return
         manifest, parent = self.manifest, self.parent
-        if begins(parent, manifest.run):  # another handle of this process saved to the run, and this one has not yet
+        if begins(parent, manifest.run):  # this handle has not saved to the run, but another handle of the process has
             newest = _newest_in(self.context, manifest.run)
             last = None if newest is None else newest.key.step
         else:
@@ -279,13 +284,13 @@ class RunGuard:
         raise _refused(self.context, msg, other)
 
     def _check_begin(self) -> None:
-        """Check whether the run in which this training begins has a checkpoint of another training."""
+        """Raise, or add a note, if the run in which this training begins has a checkpoint of another training."""
         run = self.manifest.run
         names = _names_in(self.context, run)
         try:
             other = _other_in(self.context, run, self.manifest.training)
         except (InUse, OSError):
-            # With "append", the other checkpoint only matters for a note, so failing to read it must not fail the save.
+            # With "append", the other checkpoint is only needed for a note, so an error here must not fail the save.
             if self.if_run_in_use == "error":
                 raise
             return
@@ -295,7 +300,7 @@ class RunGuard:
         if self.if_run_in_use == "error":
             raise _in_use(self.context, other)
         # Add the note only if the other checkpoint has a parent in its run. Checkpoints without parents are independent
-        # of each other, as tools append them.
+        # of each other, such as those that tools append to a run.
         parent_digits = (other.manifest.description.parent or "").partition("-")[2]
         digits = (name.split(".")[1:2] for name in names)
         if parent_digits and any(part and parent_digits.startswith(part[0]) for part in digits):
@@ -306,10 +311,11 @@ class RunGuard:
                 self.notes.append(note)
 
     def _check_alone(self) -> None:
-        """Raise if another process has saved to the run as the same training since the last save of this process."""
+        """Raise if another process of the same training has saved to the run since the last save of this process."""
         run, known = self.manifest.run, self.context.known
         names = _names_in(self.context, run)
-        # Consider only checkpoints that appeared since then: after a rollback, newer ones existed before the load.
+        # Consider only checkpoints that appeared since that save. After a rollback, checkpoints that are newer than the
+        # loaded one existed before, and do not count.
         new = names - known.seen_names.get(run, names)
         parent = self.parent
         if parent is None or parent.origin != "saved":
@@ -327,7 +333,7 @@ class RunGuard:
                 msg = f"another process has saved {_named(found)} since this one saved to the run {run}"
                 hint = f"end one of the two; {_own_run(self.context, run)} keeps both"
                 raise RunInUse(f"{msg}, so two processes train in it; nothing was published", hint=hint)
-        # Record the names last, so that a save that is retried after this error gets the same error.
+        # Record the names last, so that a retry of the save raises the same error.
         known.seen_names[run] = names - locked
 
 
@@ -360,8 +366,8 @@ def _other_in(context: Context, run: str, training: str) -> Published | None:
 
 def _newest_in(context: Context, run: str) -> Published | None:
     """Return the complete checkpoint with the highest step of a run."""
-    # A damaged checkpoint belongs to no training. If no complete one exists, the process begins a training. The highest
-    # step is taken instead of the highest sequence number, because a process that opens the store for each save would
+    # Damaged checkpoints belong to no training. If no complete checkpoint exists, the process begins a training. Use
+    # the highest step and not the highest sequence number, because a process that opens the store for each save would
     # otherwise read thousands of manifests.
     keys = [key for name in _names_in(context, run) if (key := key_of(run, name)) is not None]
     for key in sorted(keys, reverse=True):
@@ -394,7 +400,7 @@ def _own_run(context: Context, run: str) -> str:
 
 
 def free_run(context: Context, run: str) -> str:
-    """Return a name based on that of a run that no run has. It is not reserved."""
+    """Return an unused run name that is derived from `run`, without reserving it."""
     return next_name(run, {*context.layout.runs(), run})
 
 

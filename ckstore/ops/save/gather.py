@@ -20,13 +20,13 @@ _STEP_AMONG_OTHERS = re.compile(r"(?:\A|[-_])step=([0-9]{1,16})(?:[-_]|\Z)")
 _SUFFIX = re.compile(r"\.[A-Za-z][A-Za-z0-9]*\Z")
 _SHOWN = 3
 _INDEX_SUFFIX = ".index.json"
-# Much more than the size of the index of any model. A larger file is not parsed as an index.
+# This is much more than the size of the index of any model. A larger file is not parsed as an index.
 _INDEX_MOST_BYTES = 64 * 2**20
 
 
 def gather(paths: Sequence[Path]) -> list[Entry]:
-    """Return all entries to commit: the content of one directory, or several paths under their own names."""
-    # A given path may be a symlink; below it, symlinks are not followed.
+    """Return all entries to commit, which are the content of one directory or the given paths with their own names."""
+    # A given path may be a symlink, but symlinks below a given path are not followed.
     if not paths:
         raise BadInput("commit takes at least one path, got none")
     roots = [_resolved(path) for path in paths]
@@ -112,7 +112,8 @@ def check_one_checkpoint(paths: Sequence[Path], entries: Sequence[Entry]) -> Non
 
 def check_apart(entries: Sequence[Entry], paths: Sequence[Path], store: Path) -> None:
     """Refuse to commit a store into itself."""
-    # Resolve both paths: through a symlink into the store, a commit would read the staging that it is writing.
+    # Resolve both paths, since a path may lead into the store through a symlink. Then the commit would read its own
+    # staging directory.
     root = store.resolve()
     for path in paths:
         here = path.resolve()

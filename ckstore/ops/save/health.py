@@ -1,8 +1,8 @@
 """The health of the tensors that one save stores: values that are not finite, and parts that no longer change.
 
 The values of a piece are counted while its bytes are read for another purpose, such as hashing. A piece that an earlier
-save counted is not read for this. A `HealthCheck` belongs to one save. `Context.known.lineages` keeps the results of
-a few runs for their next saves. The rules are in `model/manifest/health`.
+save counted is not counted again. A `HealthCheck` belongs to one save. `Context.known.lineages` keeps the results of a
+few runs for their next saves. The rules are in `model/manifest/health`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _MOST_PARTS = 64
 
 
 class PieceCounter:
-    """Counts values that are not finite in the bytes from `begin` to `end` of one piece; `part` passes the bytes."""
+    """Counts values that are not finite in the bytes from `begin` to `end` of one piece, which is passed to `part`."""
 
     def __init__(self, check: HealthCheck, form: FloatForm, begin: int, end: int) -> None:
         self._check = check
@@ -80,7 +80,7 @@ class HealthCheck:
         form = self.form_of(source)
         if form is None:
             return None
-        # If the tensor had such values before, count it completely. Otherwise it would seem healthy in some saves.
+        # If the tensor had values that are not finite before, count all of it. Otherwise some saves would find none.
         if nbytes <= _WHOLE_BYTES or source.name in self._before.sick:
             return PieceCounter(self, form, 0, nbytes)
         # Count a share of each piece, so that a tensor that has diverged completely is always detected.
@@ -97,7 +97,7 @@ class HealthCheck:
         return None if source.name in self._before.settled else self.counting(source, nbytes)
 
     def knows(self, source: ByteSource, piece: str) -> bool:
-        """Whether a piece need not be read for its count, which is known or not needed."""
+        """Whether the count of a piece is known or not needed, so that the piece need not be read for it."""
         form = self.form_of(source)
         key = (piece, "" if form is None else form.name)
         return form is None or key in self._known or key in self._counts
@@ -114,7 +114,7 @@ class HealthCheck:
                 continue
             members = [*group]
             (_, _, first, _), (_, _, last, length) = members[0], members[-1]
-            # The gaps between the pieces contain zeros.
+            # The gaps between the pieces contain zeros, which are finite.
             is_finite = not form.has_nonfinite(pack[first : last + length])
             for _, piece, start, nbytes in members:
                 self.found(form, piece, FINITE if is_finite else form.count(pack[start : start + nbytes]))
@@ -146,7 +146,7 @@ class HealthCheck:
         """Return the counts of the pieces of a storage; read those that were not counted yet."""
         counts: Counts = {}
         can_read = not isinstance(source, RecordedSource)
-        # If one part has such values, count all parts.
+        # If one piece has values that are not finite, count all pieces of the storage completely.
         is_sick = can_read and any(self._counts.get(key, FINITE) != FINITE for key in keys)
         at = 0
         for key, extent in zip(keys, storage.extents, strict=True):
@@ -157,7 +157,7 @@ class HealthCheck:
                 counts[key] = found
             at += extent.length
         whole = (_pieces(storage), form.name)
-        # For a storage that is reused without being read, only the sum over its pieces may be known.
+        # If a storage is reused without being read, perhaps only the sum over its pieces is known.
         if not can_read and (known := self._known.get(whole)) is not None:
             counts[whole] = known
         return counts
@@ -171,7 +171,7 @@ def check_of(
     Args:
         captured: The state.
         before: The counts of the previous checkpoint.
-        share: The share of the values in new, large pieces to count.
+        share: The share of the values to count in new, large pieces.
         cuts: How many sources make up each storage. If None, each storage is one source.
     """
     if not share:
@@ -183,9 +183,9 @@ def check_of(
 
 
 def forms_of(leaves: Sequence[LeafRecord], storage_count: int) -> list[FloatForm | None]:
-    """Return the number format of each storage, or None if its tensors have none or several."""
+    """Return the number format of each storage, or None if its values cannot be counted."""
     found: list[FloatForm | None] = [None] * storage_count
-    if find_spec("numpy") is None:  # values cannot be counted, but torch and saves work without numpy
+    if find_spec("numpy") is None:  # values cannot be counted without NumPy, but torch and saves work
         return found
     mixed: set[int] = set()
     seen: set[int] = set()
@@ -201,7 +201,7 @@ def forms_of(leaves: Sequence[LeafRecord], storage_count: int) -> list[FloatForm
 
 
 def lineage_of(context: Context, run: str, parent: str | None) -> Lineage | None:
-    """Return the facts about the checkpoint that a save continues, or None if it is not in the store."""
+    """Return the facts about the parent of a save, or None if the parent is not in the store."""
     if parent is None:
         return None
     known = context.known.lineages.get(run)
@@ -218,7 +218,7 @@ def _read(context: Context, parent: str) -> Lineage | None:
             return _of_manifest(directory.manifest, directory.manifest_id)
     except (CkstoreError, OSError):
         # The parent was deleted, is damaged, or is in another store, so this checkpoint begins a new lineage. The facts
-        # only serve warnings, and failing to read them must not fail the save.
+        # are only needed to judge the health of the checkpoint, so an error here must not fail the save.
         return None
 
 
@@ -260,7 +260,7 @@ class HealthVerdict:
         return replace(self.lineage, id=manifest_id, step=manifest.step)
 
     def warnings(self, name: str) -> list[str]:
-        """Return the warnings about the checkpoint, which is called `name`, that did not apply to its parent."""
+        """Return warnings about problems of the checkpoint `name` that its parent did not have."""
         health = self.lineage.health or Health()
         old = Health() if self.before is None or self.before.health is None else self.before.health
         found = []
@@ -276,7 +276,7 @@ class HealthVerdict:
 
 
 def judged(draft: Manifest, counted: CountedPieces, before: Lineage | None, step: int | None) -> HealthVerdict:
-    """Return the facts about a checkpoint to be published at `step`, or at a step that the store chooses if None."""
+    """Return the facts about a checkpoint to be published at `step`. If None, the store chooses the step."""
     forms = forms_of(draft.leaves, len(draft.storages))
     usual = (
         {} if before is None or before.health is None else {one.name: one.usual_inf for one in before.health.nonfinite}
@@ -334,7 +334,7 @@ def _first_names(leaves: Iterable[LeafRecord]) -> dict[int, str]:
 
 
 def _parts(manifest: Manifest, forms: Sequence[FloatForm | None]) -> dict[str, int]:
-    """Return a token for each part. Two tokens of a part differ if one of its floating-point tensors differs."""
+    """Return a token for each part. The token of a part changes if one of its floating-point tensors changes."""
     found: dict[str, list[object]] = defaultdict(list)
     for key, number in _by_part(manifest.state):
         leaf = manifest.leaves[number]
@@ -342,12 +342,12 @@ def _parts(manifest: Manifest, forms: Sequence[FloatForm | None]) -> dict[str, i
             extents = manifest.storages[leaf.storage].extents
             pieces = [extent.piece for extent in extents]
             found[key].append((leaf.name, leaf.dtype, leaf.shape, leaf.offset, leaf.strides, *pieces))
-    # The tokens are compared in this process only.
+    # A token may depend on the process, since tokens are compared in this process only.
     return {key: hash(tuple(own)) for key, own in found.items()}
 
 
 def _by_part(state: Node) -> Iterable[tuple[str, int]]:
-    """Yield the numbers of all leaves with the key of their part; the key is empty for the state itself."""
+    """Yield the number of each leaf with the key of its part; the key is empty if the leaf is in no part."""
     from ckstore.model.manifest.nodes import DICTS, decode_key
 
     is_dict = isinstance(state, list) and state[0] in DICTS and len(state[1]) <= _MOST_PARTS

@@ -50,7 +50,7 @@ def request_of(  # noqa: PLR0917 - the arguments are those of `Request`
     *,
     has_facts: bool = True,
 ) -> Request:
-    """Return the request for a save, after looking up its parent and checking the options that can be checked.
+    """Look up the parent of a save, check some of its options, and return its request.
 
     Args:
         context: The store.
@@ -58,7 +58,7 @@ def request_of(  # noqa: PLR0917 - the arguments are those of `Request`
         step: The step. If None, the next one.
         options: The options of the caller.
         progress: Called with the progress.
-        ref: The ref of the parent, if the saver will look it up later. If empty, `options["parent"]` is looked up now.
+        ref: The ref of the parent, which the saver will look up later. If empty, `options["parent"]` is looked up now.
         has_facts: Whether subscribers add their facts to the metadata.
     """
     from ckstore.model.manifest.describe import describe
@@ -69,7 +69,7 @@ def request_of(  # noqa: PLR0917 - the arguments are those of `Request`
     named = None if ref else options.get("parent")
     parent = None if named is None else parent_at(context, find(context, named))
     metadata, facts = options.get("metadata"), _facts_of(context) if has_facts else {}
-    if facts and isinstance(metadata, Mapping | None):  # other types are errors
+    if facts and isinstance(metadata, Mapping | None):  # `describe` refuses other types
         metadata = {**facts, **(metadata or {})}
         facts = {name: metadata[name] for name in facts}
     about = describe(
@@ -108,7 +108,7 @@ def _facts_of(context: Context) -> dict[str, Any]:
 
 
 def patience_in(options: SaveOptions) -> AskedPatience:
-    """Return the patience that a caller asks for, after checking it."""
+    """Check and return the patience options of a caller."""
     asked = AskedPatience(options.get("retries"), options.get("wait_for_space_s"), options.get("try_for_s"))
     asked.check()
     return asked

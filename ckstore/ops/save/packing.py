@@ -1,7 +1,8 @@
 """Pack small tensors into shared blobs: find their pieces in existing packs, and write the rest to new packs.
 
-A pack is kept while one piece in it is used. To limit dead bytes in packs, a piece is reused only if one checkpoint or
-this save uses at least half of its pack. Otherwise the piece is written again to a new pack (docs/adr/0002-catalog.md).
+A pack is kept while one of its pieces is used. To limit dead bytes in packs, a piece is reused only if one checkpoint
+or this save uses at least half of its pack. Otherwise the piece is written again to a new pack
+(docs/adr/0002-catalog.md).
 Thus the packs of each checkpoint are at most twice its size.
 """
 
@@ -29,12 +30,12 @@ from ckstore.ops.save.health import HealthCheck
 from ckstore.ops.save.recheck import Recheck
 from ckstore.ops.save.recorded_chunks import FingerprintedChunks, state_changed
 
-# The same as the size of a chunk. With smaller packs, there would be more blobs, and each blob costs a link, an fsync
-# and a name in every checkpoint (docs/adr/0009).
+# This is also the default size of a chunk. With smaller packs, there would be more blobs, and each blob costs a link,
+# an fsync and a name in every checkpoint (docs/adr/0009).
 PACK_BYTES = 32 * 2**20
 _LEAST_PACK_BYTES = 4 * 2**20
-# Packs of one save lose their live pieces at the same rate. With one pack, the packs take up to 2.17 times the live
-# bytes; with 20 packs, 1.79 times (docs/adr/0003).
+# If a save writes one large pack, a later save has to rewrite all of its pieces at once. Then packs take up to 2.17
+# times the live bytes. With 20 packs per save, they take up to 1.79 times the live bytes (docs/adr/0003).
 _PACKS_AT_LEAST = 16
 _BATCH_BYTES = 256 * 2**20
 ALIGNMENT = 64
@@ -42,11 +43,12 @@ ALIGNMENT = 64
 PART_BYTES = 2 * 2**20
 # Small pieces are hashed together for the digest of their pack, while the processor's cache still has them.
 _HASHED_BYTES = 2**18
-# If the packs to check are larger than this in total, a manifest confirms the locations instead of reading the packs.
+# If the packs to check are larger than this in total, a manifest confirms the locations and the packs are not read.
 _READ_BYTES = 8 * 2**20
 # The largest number of packs in memory at the same time, waiting or being filled.
 _MOST_IN_FLIGHT = 6
-# Separates the digest in a key from a number. No digest contains it, so such a key is never taken for a blob's name.
+# This character separates the digest in a key from a number. No digest contains it, so a key with a number cannot be
+# mistaken for the name of a blob.
 KEY_MARK = "#"
 
 
@@ -80,7 +82,7 @@ class PackWriter(Protocol):
 
 
 def alignment_of(nbytes: int) -> int:
-    """Return the alignment in bytes of a piece of this size. Large pieces begin at a page, so they can be mapped."""
+    """Return the alignment in bytes of a piece of this size. Large pieces begin at a page, as mapping requires."""
     return GRAIN_BYTES if nbytes >= SMALL_BELOW_BYTES else ALIGNMENT
 
 
@@ -125,12 +127,12 @@ def fill_pack(
     small: list[tuple[ByteSource, str, int, int]] = []
     for key, source, start in pieces:
         digest, nbytes = key.partition(KEY_MARK)[0], source.nbytes
-        # Clear the gap: the memory is reused, and bytes of an earlier pack would change the digest of equal packs.
+        # Clear the gap, since the memory is reused, and bytes of an earlier pack would give equal packs other digests.
         memory[end:start] = bytes(start - end)
         end = start + nbytes
-        # The source was hashed before and is copied now, so the copy must be hashed too: if the tensor has changed, its
-        # new bytes would be stored under the old digest. The copy is hashed for the piece and for the pack while it is
-        # in the processor's cache.
+        # Hash the copy, although the source was hashed before. If the tensor has changed since, its new bytes would
+        # otherwise be stored under the old digest. The copy is hashed for the piece and for the pack while it is in the
+        # processor's cache.
         if nbytes < SMALL_BELOW_BYTES:
             source.read_into(0, nbytes, memory[start:end])
             found = algorithm.digest(memory[start:end])
@@ -162,7 +164,7 @@ def fill_pack(
 
 
 _kept: list[memoryview] = []
-"""The memory of the last small pack, kept because getting it from the kernel takes longer than copying a 3 MB pack."""
+"""The memory of the last small pack, kept because the kernel takes longer to provide it than to copy a 3 MB pack."""
 
 
 class PackMemory:
@@ -174,7 +176,7 @@ class PackMemory:
     def take(self, nbytes: int) -> memoryview:
         """Return memory of at least `nbytes`."""
         for free in (self._free, _kept):
-            # Use a single call instead of a check first, since another thread may take memory at the same time.
+            # Call `pop` without a check, since another thread may take the memory between a check and the call.
             with suppress(IndexError):
                 memory = free.pop()
                 if len(memory) >= nbytes:
@@ -183,7 +185,7 @@ class PackMemory:
         return aligned_buffer(-(-nbytes // grain) * grain)
 
     def give(self, memory: memoryview) -> None:
-        """Return memory to the list for reuse."""
+        """Keep memory for reuse."""
         self._free.append(memory)
 
     def close(self) -> None:
@@ -213,7 +215,7 @@ class Packer:
         Args:
             key: The key of the piece, which contains its digest.
             source: The bytes of the piece, at most the size of a pack.
-            apart: Whether to place the piece after the start of its pack, so that the pack is not identical to it.
+            apart: Whether a gap must precede the piece at the start of a pack, so that the pack has another digest.
         """
         alignment = alignment_of(source.nbytes)
         pieces = self._open[alignment]
@@ -255,8 +257,8 @@ def _end(pieces: Sequence[PackPiece]) -> int:
 class SourceLocations(NamedTuple):
     """The locations of small sources."""
 
-    # The key of each source, in order: its digest. If an earlier source has the same digest but other bytes, `KEY_MARK`
-    # and a number follow the digest.
+    # The key of each source, in order. A key is a digest. If an earlier source has the same digest but other bytes,
+    # `KEY_MARK` and a number follow the digest.
     keys: list[str]
     places: dict[str, PieceLocation]  # the location of each piece, by its key
     written_bytes: int  # total size of the pieces that were written
@@ -273,7 +275,7 @@ def place_small(
     compare: bool = False,
     fingerprinted: FingerprintedChunks | None = None,
 ) -> SourceLocations:
-    """Store the bytes of small sources as pieces. With `compare`, equal digests do not prove that bytes are equal."""
+    """Store the bytes of small sources as pieces. With `compare`, also compare the bytes of pieces of equal digest."""
     small_bytes = sum(aligned(source.nbytes) for source in sources if source.nbytes < SMALL_BELOW_BYTES)
     packs_in_flight = max(2, min(context.threads - 2, _MOST_IN_FLIGHT))
     packer = Packer(writer.start_pack, _small_pack_bytes(small_bytes), packs_in_flight)
@@ -294,7 +296,7 @@ def place_small(
             if key in seen:
                 continue
             seen[key] = source
-            # Hits are claimed at the end, because it is not known before how much of each pack this save uses.
+            # Claim the hits at the end, when it is known how much of each pack this save uses.
             if key in found:
                 hits[key] = (found[key], source)
             else:
@@ -309,7 +311,7 @@ def place_small(
 
 
 def _key_of(context: Context, digest: str, source: ByteSource, seen: Mapping[str, ByteSource]) -> str:
-    """Return the key of the piece with these bytes: that of an earlier source with equal bytes, or a new one."""
+    """Return the key of an earlier source with the same bytes, or a new key if there is no such source."""
     key = digest
     for number in itertools.count(1):
         if key not in seen or _read_again(context, source, digest) == _read_again(context, seen[key], digest):
@@ -351,7 +353,7 @@ def find_pieces(context: Context, sizes: Mapping[str, int]) -> tuple[dict[str, P
     """Return the locations of pieces that this process or the catalog knows, and the count of checkpoints.
 
     The catalog only proposes locations, and `_pieces_are_there` checks them. Impossible locations are not returned. The
-    count is missing if the catalog was not queried.
+    count is None if the catalog was not queried.
 
     Args:
         context: The store.
@@ -381,7 +383,7 @@ def _take_from_packs(
     recheck: Recheck,
     compare: bool,
 ) -> tuple[dict[str, PieceLocation], list[str]]:
-    """Claim the packs of which at least half is used, and read a share of them again.
+    """Claim the packs of which at least half is used, and reread a share of these packs.
 
     Returns:
         The locations of the pieces in claimed packs, and the pieces to write again.
@@ -439,12 +441,12 @@ def _raise_to_best_shares(
 def _unchecked(context: Context, blob: str, pieces: Mapping[str, PieceLocation]) -> dict[str, PieceLocation]:
     """Return the pieces of a pack whose locations are known only from the catalog."""
     known = context.known.pieces
-    # If the digests are equal, the blob consists of the piece only, and its location is certain.
+    # If a piece has the digest of its blob, the blob consists of this piece only, and the location is certain.
     return {digest: place for digest, place in pieces.items() if known.get(digest) != place and digest != blob}
 
 
 def _learn_from_manifest(context: Context, run: str) -> None:
-    """Read the locations of pieces from the manifest of the run's last step, which is compared with its digest."""
+    """Remember the locations of pieces from the manifest of the run's last step, which is checked by its digest."""
     newest = max((key for key, _ in context.layout.published(run)), default=None)
     if newest is None:
         return
@@ -496,7 +498,7 @@ def _healed(  # noqa: PLR0917
     hits: dict[str, tuple[PieceLocation, ByteSource]],
     recheck: Recheck,
 ) -> bool:
-    """Heal a damaged pack with the pieces of this save; return False if it is intact or other pieces are damaged."""
+    """Heal a damaged pack with the pieces of this save; return False if the pack is intact or cannot be healed."""
     if not staging.is_damaged(blob):
         return False
     try:
@@ -504,7 +506,7 @@ def _healed(  # noqa: PLR0917
             staging.path_of(blob), most_bytes=max(size, dirfd_stat.status(staging.path_of(blob)).st_size), is_blob=True
         )
     except OSError as error:
-        # A failing sector causes EIO, and writing the bytes again heals it. Any other error is not about the blob.
+        # EIO means a failing disk sector, and writing the bytes again heals the blob. Other errors do not concern it.
         if error.errno != errno.EIO:
             raise
         data_found = b""  # the pack can then be healed only if this save has all of its bytes
@@ -513,14 +515,14 @@ def _healed(  # noqa: PLR0917
             return False
         staging.put(blob, memoryview(data_found))  # the page cache still has bytes that the disk has lost
         return True
-    # Pad a truncated pack with zeros: with the pieces of this save and zeros in the gaps, it may be complete again. The
-    # digest decides whether it is.
+    # Pad a truncated pack with zeros, which are also the bytes of its gaps. The pieces of this save may then complete
+    # the pack, and its digest shows whether they do.
     data = memoryview(bytearray(data_found[:size].ljust(size, b"\0")))
     for digest, (place, source) in hits.items():
         if place.offset + place.length > size:
             return False
         data[place.offset : place.offset + place.length] = _read_again(context, source, digest)
-    # Install the pack only if all of it is intact, because other checkpoints may need pieces that this save lacks.
+    # Write the pack only if all of it is intact, because other checkpoints may need pieces that this save lacks.
     if context.algorithm.digest(data) != blob:
         return False
     staging.put(blob, data)

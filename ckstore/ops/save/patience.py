@@ -31,7 +31,7 @@ _SHORT_S = 1.0
 
 def failure_of(error: BaseException) -> Failure | None:
     """Return the kind of a transient failure of a save, or None if the failure is not transient."""
-    # Compare the exact classes: after the subclass `UnknownOutcome` the checkpoint may be published, and
+    # Compare the exact classes, to exclude two subclasses. After `UnknownOutcome`, the checkpoint may be published, and
     # `SaveAbandoned` is final.
     if type(error) is InsufficientSpace:
         return "space" if error.needed_bytes is None else "no room"
@@ -74,8 +74,8 @@ class Patience:
                     raise
                 self._tell(error, failure, pause_s)
                 fits = _fits_again(self._context, error)
-            # Pause after the `except` block has ended: the error refers to the frames of the try, and these refer to
-            # its buffers.
+            # Pause after the `except` block has ended. Until then, the error keeps the frames of the failed try and
+            # their buffers in memory.
             self._watch.pause(pause_s, fits)
 
     @property
@@ -103,7 +103,7 @@ class Patience:
         patience = self._asked.over(save_patience_of(self._context.layout))
         if process_end_s() == math.inf or patience.try_for_s is not None:
             return patience
-        # The process will be killed soon, and no later save would have a better chance. Therefore retry until then.
+        # The process will be killed soon, and no later save would have a better chance. Therefore retry until its end.
         return SavePatience(try_for_s=max(0.0, process_end_s() - self._tries.began_s))
 
     def _tell(self, error: CkstoreError | OSError, failure: Failure, pause_s: float) -> None:

@@ -1,12 +1,13 @@
-"""Read from the disk a share of the blobs that a save reuses, to detect rot while the right bytes are available.
+"""Reread from disk a share of the blobs that a save reuses, to detect bit rot while the right bytes are available.
 
-A hit is a stored blob that a save reuses instead of writing its bytes. A blob is accepted as a hit by its size and
-modification time, which rot does not change. Therefore each save also compares the bytes of some hits, beginning with
-those that were read longest ago (`model/settings/recheck`). If a blob differs, the save does not reuse it: it writes
-the bytes, and heals the blob in every checkpoint that has it.
+A hit is a stored blob that a save reuses instead of writing its bytes. A save accepts a blob as a hit if its size and
+modification time are as expected, but bit rot changes neither. Therefore each save also compares the bytes of some
+hits, beginning with the blobs that were read longest ago (`model/settings/recheck`). If a blob is damaged, the save
+writes the right bytes instead of reusing the blob. If it writes them under the same digest, they also replace the
+damaged blob in every checkpoint. Otherwise, the checkpoints that need the damaged bytes are marked.
 
-The blobs to read are chosen from the last checkpoint of the run before the first chunk is hashed, so that the hashing
-threads can read them. Among the hits that are not in that checkpoint, blobs are chosen when all hits are known.
+A hit is foreseen if the last checkpoint of the run has the blob. Foreseen hits are chosen before the first chunk is
+hashed, so that the hashing threads can read them. Unforeseen hits are chosen when all of them are known.
 """
 
 from __future__ import annotations
@@ -36,21 +37,21 @@ _SHARE_OF_TIME = 1 / 4
 
 
 class Recheck:
-    """The blobs that one save reads again. Its methods may be called from several threads.
+    """The blobs that one save rereads. The methods may be called from several threads.
 
-    `share` is the share of the bytes of the state to read again; 0 reads nothing.
+    `share` is the fraction of the state's bytes to reread. If it is 0, nothing is reread.
     """
 
     def __init__(self, context: Context, staging: Staging, run: str, state_bytes: int, share: float) -> None:
-        # Digest -> problem, for each blob that the save would have reused and that does not match its name.
+        # Digest -> problem, for each blob that the save would have reused and whose bytes do not match its digest.
         self.damaged: dict[str, str] = {}
         self._context = context
         self._staging = staging
         self.run = run
         self._everything = share == 1
-        # A share of 1 has no limit: packs may be larger than the pieces of the state in them, so a limit computed from
-        # the size of the state could be too small.
-        # There are two budgets of the same size, so that foreseen hits cannot use up the budget of unforeseen ones.
+        # A share of 1 sets no limit. A limit computed from the size of the state could be too small, because packs also
+        # contain pieces that the state does not use.
+        # There are two budgets of the same size, so that foreseen hits cannot use up the budget of unforeseen hits.
         self._budget_bytes = self._unforeseen_bytes = (
             sys.maxsize if self._everything else recheck_bytes(state_bytes, share)
         )
@@ -64,11 +65,12 @@ class Recheck:
         self._read: dict[str, Reading] = {}
 
     def _foreseen(self) -> Iterable[Reading]:
-        """Return the blobs of the last checkpoint of the run, most of which this save will reuse."""
+        """Return the last readings of the blobs of the run's last checkpoint; this save will reuse most of them."""
         if not self._budget_bytes:
             return ()
         run, readings = self._context.known.relied_on
-        # The previous save of this process remembered them, so the trainer need not wait for the catalog.
+        # If the previous save of this process was to the same run, it remembered the readings. Then the trainer need
+        # not wait for the catalog.
         if run == self.run:
             return readings
         try:
@@ -77,11 +79,11 @@ class Recheck:
             return ()
 
     def _to_do(self, reading: Reading) -> Reading:
-        """Return where to continue a partial reading. If everything must be read, the reading starts over."""
+        """Return the reading to continue, reset to its beginning if everything must be read."""
         return replace(reading, read_to=0) if self._everything else reading
 
     def foresaw(self, digest: str) -> bool:
-        """Whether the blob was considered when the first blobs to read were chosen."""
+        """Whether the blob is foreseen, or nothing is to be read, so that `add` is not needed for the blob."""
         return not self._budget_bytes or digest in self._known
 
     def add(self, hits: Mapping[str, int], *, whole: bool) -> None:
@@ -89,7 +91,7 @@ class Recheck:
 
         Args:
             hits: The sizes in bytes of the unforeseen hits, by digest.
-            whole: Whether each blob must be read completely, because its bytes are not available in one sequence.
+            whole: Whether each blob must be read completely, because the save does not have all of its bytes.
         """
         if self._unforeseen_bytes <= 0 or not hits:
             return
@@ -106,23 +108,23 @@ class Recheck:
     # ------------------------------------------------------------------------------------------- read
 
     def agrees(self, digest: str, bytes_of: Callable[[int, int], memoryview], *, believed: bool = False) -> bool:
-        """Whether a claimed blob can be reused, because it is not due to be read or has the right bytes on the disk.
+        """Whether a claimed blob can be reused. A blob that is due to be read must have the right bytes on disk.
 
         Args:
             digest: The blob.
-            bytes_of: Returns the bytes that the blob should have between two offsets. They may come from a live tensor
-                that is changing. Therefore, if they differ, the blob is compared with its digest.
+            bytes_of: Returns the bytes that the blob should have between two offsets. These bytes may come from a live
+                tensor that is changing. Therefore, a blob with other bytes is also compared with its digest.
             believed: Whether the digest was inferred from a fingerprint and not computed from these bytes. If so, a
                 blob whose bytes differ cannot be reused.
         """
         part = self._due.get(digest)
-        # Skipping a blob is safe: its last reading is older at the next save, so it is chosen first.
+        # It is safe to skip a blob, because the next save chooses the blobs with the oldest readings first.
         if part is None or not self._may_go_on():
             return True
         begun_s = time.monotonic()
         try:
             data = bytes_of(part.start, part.stop)
-            if not hasattr(self._local, "buffer"):  # one for each thread
+            if not hasattr(self._local, "buffer"):  # one buffer per thread
                 self._local.buffer = reading_buffer()
             stopped_at = agrees_to(
                 self._staging.path_of(digest),
@@ -138,20 +140,20 @@ class Recheck:
                 raise
             stopped_at = None
         self._took(begun_s, (part.stop if stopped_at is None else stopped_at) - part.start)
-        # The tensor may have changed meanwhile, so the blob counts as damaged only if its bytes do not match its name.
+        # The tensor may have changed meanwhile, so the blob is damaged only if its bytes do not match its digest.
         if stopped_at is None:
             return self.is_right(digest, self._known[digest].nbytes) and not believed
         self._note(after(self._known[digest], part, stopped_at, time.time_ns()))
         return True
 
     def agrees_whole(self, digest: str) -> bool:
-        """Whether a claimed blob can be reused, like `agrees`, but by the digest of the whole blob."""
+        """Whether a claimed blob can be reused, like `agrees`, but compare the whole blob with its digest."""
         if digest not in self._due or not self._may_go_on():
             return True
         return self.is_right(digest, self._known[digest].nbytes)
 
     def is_right(self, digest: str, nbytes: int) -> bool:
-        """Read a staged blob from the disk; return whether it matches its name, and otherwise record it as damaged."""
+        """Return whether a staged blob on disk matches its digest, and record the blob as damaged if it does not."""
         begun_s = time.monotonic()
         buffer = aligned_buffer(min(READ_BYTES, -(-nbytes // GRAIN_BYTES) * GRAIN_BYTES + GRAIN_BYTES))
         try:
@@ -171,7 +173,7 @@ class Recheck:
         return True
 
     def _may_go_on(self) -> bool:
-        """Whether to go on reading: the time is limited, but at least `LEAST_BYTES` are read even from a slow disk."""
+        """Whether to continue reading within the time limit. Even a slow disk is read up to `LEAST_BYTES`."""
         # With a share of 1, everything is read, regardless of the time.
         with self._mutex:
             allowed_s = _SHARE_OF_TIME * (time.monotonic() - self._began_s)
@@ -189,7 +191,7 @@ class Recheck:
     # ----------------------------------------------------------------------------------- when it is done
 
     def readings(self) -> dict[str, tuple[int, int]]:
-        """Return when each blob that this save read or wrote was last read, and up to which offset, for the catalog."""
+        """Return for the catalog when each blob that this save read or wrote was last read, and up to which offset."""
         now_ns = time.time_ns()
         read = {digest: (reading.read_ns, reading.read_to) for digest, reading in self._read.items()}
         return {**read, **dict.fromkeys(self._staging.written, (now_ns, 0))}
@@ -208,7 +210,7 @@ class Recheck:
     def warnings(self) -> list[str]:
         """Return a sentence for each damaged blob, and mark checkpoints with a blob that could not be healed.
 
-        Call this method after the commit. Errors become part of the sentences.
+        Call this method after the commit. If checkpoints cannot be marked, the sentence gives the reason.
         """
         return [self._warning(digest, problem) for digest, problem in self.damaged.items()]
 
@@ -232,15 +234,14 @@ class Recheck:
         )
 
     def _mark_users(self, digest: str) -> list[str]:
-        """Read the blob in every checkpoint that has it; mark and return those that need the damaged bytes."""
-        # Imported only for a damaged blob: other saves never load the verifier.
+        """Read a blob in all checkpoints; mark the checkpoints that need its damaged bytes, and return their names."""
+        # Imported here, so that only a save with a damaged blob loads the verifier.
         from ckstore.ops.check.verifier import Verifier
 
         layout = self._context.layout
         hurt = []
         with Verifier(self._context) as checker:
-            # Check every directory instead of asking the catalog, which does not record which checkpoints link to the
-            # damaged inode.
+            # Check every directory, because the catalog does not record which checkpoints link to the damaged inode.
             for key, _ in sorted(layout.published()):
                 status = dirfd_stat.find(layout.checkpoint(key) / BLOBS / digest)
                 if status is None:

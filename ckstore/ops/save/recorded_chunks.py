@@ -1,13 +1,13 @@
 """Data that a save need not read: storages of an earlier checkpoint, and chunks with unchanged fingerprints.
 
-If the caller names storages as unchanged, the save does not read them: it claims their blobs by the digests in the
-manifest of the earlier checkpoint. Only a sample of their chunks is available, and the save hashes these chunks. If one
-of them differs from the earlier checkpoint, nothing is saved.
+If the caller names storages as unchanged, the save does not read them. Instead, it claims their blobs, whose digests
+are in the manifest of the earlier checkpoint. Only a sample of their chunks is available, and the save hashes these
+chunks. If one of these chunks differs from the earlier checkpoint, nothing is saved.
 
-If a chunk is in another memory space, such as that of a GPU, its fingerprint is taken when the chunk is read. If a
-later save finds the same fingerprint, it uses the digest that this process computed at the last reading. A fingerprint
-is never the name of a blob. Because it could be wrong, the share of reused blobs that each save reads again is also
-compared with the live bytes (`recheck`).
+If a chunk is in another memory space, such as that of a GPU, its fingerprint is computed when the chunk is read. If a
+later save computes the same fingerprint, it uses the digest that this process computed at the last reading. A
+fingerprint is never the name of a blob. Because a fingerprint could be wrong, each save also compares the reused blobs
+that it rereads with the live bytes (`recheck`).
 """
 
 from __future__ import annotations
@@ -59,15 +59,15 @@ class RecordedSource:
         self.name = name
         self.nbytes = chunks[-1].stop
         self.chunks = chunks  # the pieces of the storage, in order
-        self.base = base  # the checkpoint, as ``RUN@STEP``
+        self.base = base  # the earlier checkpoint, as ``RUN@STEP``
         self.copied_in = copied_in  # the checkpoint for which the whole storage was last copied
         self._samples = samples
         # Whether the caller named the storage as unchanged. Otherwise its fingerprint is unchanged.
         self._is_named = is_named
 
     def view(self, start: int, stop: int) -> memoryview | None:
-        """Raise, since the bytes are not available."""
-        # The trainer has not copied these bytes, so the shared memory may still have those of an earlier save.
+        """Raise `SaveFailed`, since the bytes are not available."""
+        # The trainer has not copied these bytes, so the shared memory may still have the bytes of an earlier save.
         raise SaveFailed(f"the bytes {start} to {stop} of {self.name} are not available", hint=NEXT)
 
     def read_into(self, start: int, stop: int, out: memoryview) -> None:  # noqa: ARG002
@@ -117,7 +117,7 @@ class FingerprintedChunks:
         counts: Counter[str] = Counter()
         self._numbers: dict[int, int] = {}
         for source in sources:
-            # Several sources may have one name: ranks save parts of one tensor.
+            # Several sources may have the same name, since ranks save parts of one tensor.
             self._numbers[id(source)] = counts[source.name]
             counts[source.name] += 1
         chunk_bytes = context.settings.chunk_bytes
@@ -183,7 +183,8 @@ class FingerprintedChunks:
         after = self._fingerprints()
         if not (self._before and after):
             return
-        # The bytes were read between two fingerprints: if these are equal, the digests belong to them.
+        # The bytes were read between two computations of the fingerprints. If the fingerprints are equal, the bytes did
+        # not change, so the digests belong to these fingerprints.
         for key, old, new in zip(self._keys, self._before, after, strict=True):
             if old != new:
                 raise state_changed(key[0])

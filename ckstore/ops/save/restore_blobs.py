@@ -15,7 +15,7 @@ from ckstore.ops.refs.protection import held
 
 
 def restore_blobs(context: Context, info: CheckpointInfo, manifest: Manifest, staging: Staging) -> bool:
-    """Link the staged blobs into a checkpoint. Meanwhile, the checkpoint remains listed and readable.
+    """Link the staged blobs into a checkpoint, which remains listed and readable meanwhile.
 
     The caller updates the catalog.
 
@@ -33,7 +33,7 @@ def restore_blobs(context: Context, info: CheckpointInfo, manifest: Manifest, st
                 if not links.try_link(staged, own / blob.digest):  # the file has the maximum number of links: copy it
                     data = files.read_file(staged, most_bytes=dirfd_stat.status(staged).st_size, is_blob=True)
                     files.create_blob(own / blob.digest, memoryview(data))
-        # Sync the blobs before elsewhere.json is removed, so that a power cut cannot leave the checkpoint without both
-        # the blobs and the record of the remote that has them.
+        # Sync the blobs before elsewhere.json is removed, so that after a power cut the checkpoint has the blobs or the
+        # record of the remote that has them.
         files.sync_directory(own)
         return end_restore(lock, manifest)

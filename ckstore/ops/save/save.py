@@ -1,6 +1,6 @@
 """Save a state as a checkpoint, in the steps of the save protocol. Format: docs/format/v1.md, "Durability".
 
-1. Create and lock a staging directory, and refuse early if the filesystem has no room.
+1. Create and lock a staging directory, and refuse the save early if the filesystem has no room.
 2. Hash each chunk. If the store has its blob, claim the blob by a link.
 3. Otherwise write the blob, make it durable, and link it into the store.     (ops.save.write)
 4. Write the manifest, and make the staging directory durable.
@@ -8,8 +8,9 @@
 6. Write the tags and the rows of the catalog.
 7. Call retention and the other subscribers; then the save returns.           (ops.save.subscribers)
 
-Until the rename, nothing is visible, and a crash leaves a staging directory that the next opener moves to trash. After
-the commit, the save cannot fail any more, and the next opener completes unfinished steps.
+Until the rename, nothing is visible. After a crash before the rename, the next process that opens the store moves the
+staging directory to trash. After the rename, the save cannot fail any more, and the next process that opens the store
+completes unfinished steps.
 """
 
 from __future__ import annotations
@@ -98,8 +99,8 @@ if TYPE_CHECKING:
 
 # The save is already durable, and the next opening adds the row. Therefore a locked catalog must not delay the trainer.
 CATALOG_TIMEOUT_S = 5.0
-# A try fails if another process publishes the same step first. So many failures in a row would not be a race but an
-# endless loop.
+# A try fails if another process publishes the same step first. This number of failures in a row would be an endless
+# loop and not a race.
 _AUTO_STEP_TRIES = 100
 _MARK_S = 8e-6  # the time to check one checkpoint for a mark
 
@@ -115,12 +116,12 @@ class Request:
     if_exists: IfExists
     progress: Progress | None = None
     patience: AskedPatience = AS_SET
-    # The parent that the caller names, whose id is in `about`. If None, the checkpoint that the process last loaded or
-    # saved.
+    # The parent that the caller names, whose id is in `about`. If None, the save continues the checkpoint that the
+    # process last loaded or saved.
     parent: Parent | None = None
     if_run_in_use: IfRunInUse = "append"
-    at_call: ParentAtCall | None = None  # of a save that runs after its call has returned
-    facts: Mapping[str, Any] = field(default_factory=dict)  # the members of the metadata that subscribers know of
+    at_call: ParentAtCall | None = None  # only for a save that runs after its call has returned
+    facts: Mapping[str, Any] = field(default_factory=dict)  # the metadata members that subscribers add by name
 
     def continued(self, context: Context) -> Parent | None:
         """Return the parent of the save, or None if this process knows none."""
@@ -161,17 +162,17 @@ def _never(_: BaseException) -> bool:
 def save_captured(
     context: Context, captured: Captured, request: Request, is_tried_again: Callable[[BaseException], bool] = _never
 ) -> CheckpointInfo:
-    """Save a captured state or captured files. The request is checked already; `is_tried_again` as in `save_staged`."""
+    """Save a captured state or captured files, for a checked request; `is_tried_again` is as in `save_staged`."""
     # The settings are read once, at the first use below.
     checks = cache(partial(save_checks_or_all, context.layout))
 
     def stage(staging: Staging, notes: list[str]) -> StagedCheckpoint:
-        # The check needs the staging directory, because it claims the blobs that it finds: gc must not delete them
-        # between the check and the save.
+        # `check_space` needs the staging directory to claim the existing blobs that it finds, so that gc does not
+        # delete them before the save uses them.
         notes += check_space(context, staging, captured)
         state_bytes = sum(source.nbytes for source in captured.sources)
-        # Damaged settings may have requested every check, so all checks are made. An error would stop a training
-        # because of a config file.
+        # If the settings cannot be read, make all checks, because the settings may have requested them. An error would
+        # stop a training because of a config file.
         if (error := checks().unread) is not None:
             reason = why_of(error)
             notes.append(f"the settings cannot be read, so this save reads again every blob that it reuses: {reason}")
@@ -218,31 +219,30 @@ class StagedCheckpoint:
 
 def save_staged(
     context: Context,
-    request: Request,  # checked already
-    create: Callable[[], Staging],  # creates and locks the directory
+    request: Request,
+    create: Callable[[], Staging],
     stage: Callable[[Staging, list[str]], StagedCheckpoint],
     watch: SaveWatch | None = None,
     *,
     is_tried_again: Callable[[BaseException], bool] = _never,
 ) -> CheckpointInfo:
-    """Create a staging directory, fill it with `stage`, publish it, and do everything that follows a commit.
+    """Create a staging directory, fill it with `stage`, publish it, and run the steps after the commit.
 
     Args:
         context: The store.
         request: The arguments, checked already.
         create: Creates and locks the directory.
         stage: Called with the directory and the notes to the user, to which it may add.
-        watch: Called during the save. If None, the watch of the store.
+        watch: Called during the save. If None, the watch of the store is called.
         is_tried_again: Returns whether the caller retries after an error.
     """
     watch = watch or context.watch
-    # Warn at the first save, before anything is written, so that the user does not learn it from a power cut.
+    # Warn at the first save, before anything is written, so that the user knows of the risk before a power cut.
     tell_not_durable(context.not_durable_because, context.settings)
     patience = Patience(context, (request.run, request.step), request.patience, watch)
     with _telling_failure(context, request, is_tried_again):
         made = patience.run(lambda: _publish_once(context, request, create, stage, watch, patience))
-    # These steps are outside the retries: if a committed save were retried, and the store had chosen its step, the
-    # state would be saved twice.
+    # These steps are not retried. A retry of a committed save whose step the store chose would save the state twice.
     return _finish(context, request, made, watch, patience.count)
 
 
@@ -272,7 +272,7 @@ def _publish_once(  # noqa: PLR0917
     notes = patience.notes()
     laps = PhaseTimer()
     with failing_as_save(context, act_name):
-        # On a full disk, this mkdir fails first. Inside `failing_as_save`, it raises `InsufficientSpace`.
+        # On a full disk, this mkdir fails first. `failing_as_save` turns its error into `InsufficientSpace`.
         staging = create()
         try:
             watch.staged()
@@ -280,7 +280,8 @@ def _publish_once(  # noqa: PLR0917
             staged = stage(staging, notes)
             laps.end("storing_s")
             manifest, manifest_id, outcome = _publish(context, staging, staged, request, notes, laps, watch)
-            # Restore them before the save is acknowledged: the staged blobs may be the only good copy of evicted blobs.
+            # Restore evicted blobs of the existing checkpoint before the save is acknowledged, since the staged blobs
+            # may be their only good copies.
             if outcome.existing is not None and not outcome.existing.is_local:
                 notes += _restored(context, staging, manifest, outcome.existing)
             laps.end("publishing_s")
@@ -303,15 +304,15 @@ def _finish(
     )
     manifest = published.manifest
     if is_own:
-        # Without this, the next save would list the run again, which takes 12 ms for 10,000 checkpoints.
+        # Without this call, the next save would list the run again, which takes 12 ms for 10,000 checkpoints.
         context.known.directories.changed(outcome.key, staging.inode, outcome.change)
     elif manifest.content != made.manifest.content:
         notes.append(
             f"{manifest.name} of {manifest.created} has other content and was kept, "
             "so the state of this step is not saved"
         )
-    # Notify the trainer before tags and retention: if the saver process dies during these, the trainer knows that the
-    # save succeeded.
+    # Notify the trainer before tags and retention, so that it knows that the save succeeded even if the saver process
+    # dies during these steps.
     committed = CheckpointInfo.of(manifest, published.manifest_id, directory=published.key.directory)
     try:
         watch.committed(replace(committed, durable=context.durable))
@@ -322,17 +323,17 @@ def _finish(
         # protect.
         tags = _tag(context, published, request.tags, notes, is_durable=is_own)
         info = info_of(context, manifest, published.manifest_id, tags=tags, key=published.key)
-        # Drop older checkpoints after the tags are written: one whose tag moved to the new checkpoint is no longer
-        # protected.
+        # Drop older checkpoints after the tags are written, because an older checkpoint whose tag moved to the new one
+        # is no longer protected.
         notes += drop_older(context, info, outcome.older)
         why_not_catalogued = _catalogue(context, (published.key, *outcome.older), published if is_own else None, staged)
     finally:
-        # If the store already had the content, the staging directory was not renamed. Its links would keep blobs until
-        # the next process opens the store.
+        # If the store already had the content, the staging directory was not renamed. Its links would prevent blobs
+        # from being freed until the next process opens the store.
         if not is_own:
             reclaim.discard(context, staging)
         # L2: this lock was held until now, so that no other process could drop the checkpoint before its tags and rows
-        # exist.
+        # existed.
         staging.lock.release()
     before = context.known.last_parents.get(manifest.run, context.known.last_parents.get(""))
     if before is not None and before.origin == "lost" and manifest.description.parent is None:
@@ -357,7 +358,8 @@ def _finish(
             "opening of the store adds it"
         )
     origin: Origin = "existing" if not is_own else "replaced" if outcome.older else "saved"
-    # Call the subscribers last: retention must see the new checkpoint with its tags, and may fail without harming it.
+    # Call the subscribers last. Retention must see the new checkpoint with its tags, and must not harm the checkpoint
+    # if it fails.
     return tell_subscribers(
         Publication(
             context,
@@ -398,13 +400,13 @@ def _stage_captured(
         progress=request.progress,
         health=check_of(captured, CountedPieces() if before is None else before.counted, health_share),
     )
-    # Looking for marks takes 4 to 8 µs per checkpoint, so in a large store not every save does it (`DutyCycle`).
+    # The search for marks takes 4 to 8 µs per checkpoint, so in a large store only some saves do it (`DutyCycle`).
     expected_s = context.known.directories.known_count * _MARK_S
     staging.heal_marked(
         context.known.marks_duty.do(lambda: [*marks.marked(context.layout)], expected_s=expected_s) or ()
     )
-    # Check this after the last byte was read: torch's counter of writes detects a tensor that changed between the
-    # reads of two of its chunks.
+    # Check for changes after the last byte was read, since torch's counter of writes also detects a tensor that changed
+    # between the reads of two of its chunks.
     changed = captured.first_changed()
     if changed is not None:
         raise state_changed(changed)
@@ -444,11 +446,11 @@ def _publish(  # noqa: PLR0917
 ) -> tuple[Manifest, str, Outcome]:
     step = request.step
     if step is None:
-        # Use the highest step and not that of the newest checkpoint: after a resume from an earlier checkpoint, the
-        # newest may have a lower step, and the step after that may exist.
+        # Use the highest step and not the step of the newest checkpoint. After a resume from an earlier checkpoint, the
+        # newest checkpoint may have a lower step, and the step after it may already exist.
         known = context.known.directories.look(context.layout).get(request.run)
         step = _step_after(max((key.step for key in known.published), default=-1) if known else -1, request.run)
-    # Another process may publish the step between the check and the rename; each try takes the next number.
+    # Another process may use the same step or sequence number first. Then the next try uses the next number.
     counted = staged.counted
     least = 1
     for _ in range(_AUTO_STEP_TRIES):
@@ -460,15 +462,16 @@ def _publish(  # noqa: PLR0917
             size, most = sizes_apart(len(data), MANIFEST_MAX_BYTES)
             reason = f"its manifest would have {size}, at most {most} can be read"
             raise CannotStore("", reason, hint="keep long lists of numbers in tensors or arrays")
-        # The manifest contains names and values from foreign files. If the strict parser refuses it, the save must fail
-        # now and not the load.
+        # The manifest contains names and values from foreign files. If the strict parser refuses the manifest, the save
+        # must fail now, and not a later load.
         if staged.by_others:
             parse_manifest(data, where=f"the manifest of {request.run}@{step}")
         # N1: the rename may only expose a complete checkpoint, so `seal` fsyncs the manifest and then the two
         # directories.
         watch.syncing()
         staging.seal(data)
-        # Use the descriptor, before the rename: afterwards another process may replace the directory at that path.
+        # Take the stamp from the descriptor and before the rename, because another process may replace the directory at
+        # that path afterwards.
         context.known.manifests.remember(file_stamp(staging.lock.fd), manifest, manifest_id)
         if staged.judged is not None:
             context.known.remember_lineage(manifest.run, staged.judged.of_published(manifest, manifest_id))
@@ -553,7 +556,7 @@ def _tag(
                 for tag in tags:
                     try:
                         write_tag(context.layout, tag, published.key)
-                    # A tag that fails must not prevent the other tags.
+                    # A failure to write one tag must not prevent the other tags.
                     except OSError as error:
                         failed.add(tag)
                         notes.append(_untagged(published.manifest, tag, describe_os_error(error)))
@@ -624,7 +627,7 @@ def failing_as_save(context: Context, act_name: str) -> Iterator[None]:
         msg = (
             f"{act_name} failed: {describe_os_error(error)}. Nothing was published, every earlier checkpoint is intact"
         )
-        # ENOSPC and EDQUOT have the same remedy, so both become one class.
+        # ENOSPC and EDQUOT have the same remedy, so both raise the same class.
         if error.errno in files.NO_SPACE:
             raise InsufficientSpace(msg, hint=how_to_free(context)) from error
         raise SaveFailed(msg, hint="see the cause above; you can continue to use the store") from error

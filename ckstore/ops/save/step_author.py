@@ -1,4 +1,4 @@
-"""Search the journal of events for the process that saved a checkpoint, which the error `StepExists` then names."""
+"""Look up in the journal of events which process saved a checkpoint, so that a `StepExists` error can name it."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ckstore.model.words import printable
 from ckstore.ops.context import Context
 from ckstore.ops.events import events
 
-# Start times of processes have the resolution of a clock tick, and times of events are wall-clock times.
+# Process start times are rounded to a clock tick, and event times come from the wall clock, so they are not exact.
 _TOLERANCE_S = 2.0
 _SAVES = ("saved", "replaced")
 
 
 def with_author(context: Context, error: StepExists, run: str) -> StepExists:
-    """Return the error with the process that saved the existing checkpoint, or unchanged if the process is unknown."""
+    """Return the error with the process that saved the checkpoint, or unchanged if that process is unknown."""
     event = _saved(context, error.id, run)
     if event is None:
         return error
@@ -34,13 +34,13 @@ def with_author(context: Context, error: StepExists, run: str) -> StepExists:
 
 
 def _saved(context: Context, id: str, run: str) -> Event | None:
-    """Return the event of the save of a checkpoint on this host, or None if the journal has none."""
-    # The PID of a process on another host would name the wrong process.
+    """Return the journal event of the save of a checkpoint, or None if none is found or other hosts use the store."""
+    # A PID from another host would name the wrong process on this host.
     if not id or not context.view.sees_locks:
         return None
     try:
         found = [event for event in events(context, run=run) if event.event in _SAVES and event.id == id]
-    except (CkstoreError, OSError):  # the caller is about to raise `StepExists`, which must not be hidden
+    except (CkstoreError, OSError):  # the caller is about to raise `StepExists`, which this error must not hide
         return None
     return found[-1] if found and found[-1].pid else None
 

@@ -1,10 +1,10 @@
 """Call the subscribers of an open store after each commit, in a fixed order.
 
 Retention and the journal are called first. The subscribers that were registered when the store was opened follow (they
-start the processes that mirror and compact). The metrics are last, because they count the work of all others. All
-subscribers are called in the thread of the save, after the checkpoint is durable and tagged and before the save
-returns. No subscriber can make the save fail: its error becomes a warning of the save and a problem of the store, and
-the next subscribers are still called.
+start the processes that mirror and compact). The metrics are last, because they count the work of all other
+subscribers. All subscribers are called in the thread of the save, after the checkpoint is durable and tagged and before
+the save returns. No subscriber can make the save fail. An error of a subscriber becomes a warning of the save and a
+problem of the store, and the next subscribers are still called.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ckstore.ops.free.make_room import failed_afterwards, keep_policy
 
 
 def tell_subscribers(publication: Publication) -> CheckpointInfo:
-    """Call each subscriber with a published checkpoint, and return the info that its save returns."""
+    """Call each subscriber with a published checkpoint, and return the info that the save returns."""
     _tell(publication, (_RETENTION, _JOURNAL, *publication.context.subscribers, _METRICS))
     return publication.info
 
@@ -38,7 +38,7 @@ def _tell(publication: Publication, subscribers: Sequence[Subscriber]) -> None:
     for name, told, *_ in subscribers:
         try:
             notes = told(publication)
-        except (CkstoreError, CkstoreWarning, OSError) as error:  # a warning is raised if warnings are errors
+        except (CkstoreError, CkstoreWarning, OSError) as error:  # a warning filter may turn warnings into errors
             why = describe_os_error(error) if isinstance(error, OSError) else str(error)
             notes = (failed_afterwards(name, publication.checkpoint.run, why),)
         if notes:
@@ -58,7 +58,7 @@ def _note(publication: Publication) -> Sequence[str]:
 
 
 def _count(publication: Publication) -> Sequence[str]:
-    if publication.origin != "joined":  # the rank that published it counts it
+    if publication.origin != "joined":  # the rank that published the checkpoint counts it
         publication.laps.end("finishing_s")
         publication.context.totals.saved(publication.info)
     return ()

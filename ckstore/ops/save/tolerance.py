@@ -1,4 +1,4 @@
-"""Tolerate a limited number of failed saves in a row, so that the training continues, and report them at its end."""
+"""Tolerate a limited number of failed saves in a row, so that the training continues, and report them at the end."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def tolerated(context: Context, error: CkstoreError, run: str, step: int | None)
 def _without_frames(error: CkstoreError) -> CkstoreError:
     """Remove the tracebacks from an error and its causes, and return the error.
 
-    Their frames refer to the state, and the caller may keep the error for a long time.
+    The frames of a traceback refer to the state, and the caller may keep the error for a long time.
     """
     chain: list[BaseException] = [error]
     for link in chain:
@@ -65,7 +65,7 @@ def or_not_saved(
 
 
 _untold: set[SaveTotals] = set()
-"""The totals of stores whose failed saves must still be reported, at the latest at the end of the process."""
+"""The totals of stores whose failed saves have not been reported. The end of the process is the latest time for it."""
 
 
 def tell_failures(totals: SaveTotals) -> None:

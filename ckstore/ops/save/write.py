@@ -2,8 +2,8 @@
 
 Large storages are cut into chunks, which several threads hash, claim or write, so that their fsyncs run in parallel.
 Small storages share packs (`ops/save/packing`). The name of a blob is the digest of exactly the bytes that are written:
-the bytes are copied from the live tensor to private memory, and the copy is hashed again. Therefore the save fails if a
-tensor changes meanwhile, and does not store wrong data.
+the bytes are copied from the live tensor to private memory, and the copy is hashed again. Therefore, if a tensor
+changes meanwhile, the save fails instead of storing wrong data.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ if TYPE_CHECKING:
 _LOOK_S = 0.1
 # Hashing less than this takes no longer than starting a thread.
 _HASHED_TOGETHER_BYTES = 4 * 2**20
-# Each further try is necessary only if one more blob collides. Eight collisions in a row are an attack and no accident.
+# A further try is necessary only if another blob also collides. Eight collisions in a row are an attack, not an
+# accident.
 _MOST_SHIFTS = 8
 T = TypeVar("T")
 
@@ -90,7 +91,7 @@ class _Chunk:
         return self.stop - self.start
 
     def bytes_of(self, begin: int, end: int) -> memoryview:
-        """Return some of its bytes as they are now."""
+        """Return the current bytes of the chunk from `begin` to `end`."""
         return bytes_of(self.source, self.start + begin, self.start + end)
 
     def extent(self, blob_index: Callable[[str, int], int]) -> Extent:
@@ -109,9 +110,8 @@ def store_sources(
     health: HealthCheck | None = None,
 ) -> StorageLocations:
     """Put the bytes of every source of a state into `staging`, as links to existing blobs or as new blobs."""
-    # `compare` means that another person may have chosen the bytes. If the digest algorithm cannot rule out a
-    # collision, existing blobs are then compared byte by byte before they are reused. Equal BLAKE3 digests prove equal
-    # bytes, so reading every hit again would only cost time.
+    # With `compare`, another person may have chosen the bytes, so existing blobs are compared byte by byte before they
+    # are reused. With BLAKE3, this would only cost time, since equal digests prove equal bytes.
     sources, below = captured.sources, captured.pack_below_bytes(context.settings.chunk_bytes)
     compare = compare and not context.algorithm.collision_resistant
     space = captured.space
@@ -123,8 +123,8 @@ def store_sources(
     small = [i for i, source in enumerate(sources) if source.nbytes and not is_cut[i]]
     try:
         chunked = {i: writer.cut(source) for i, source in enumerate(sources) if is_cut[i]}
-        # Start the large chunks before the small sources: while those threads wait for the disk, this thread hashes the
-        # small sources and queries the catalog.
+        # Start the large chunks before the small sources. While the threads of the chunks wait for the disk, this
+        # thread hashes the small sources and queries the catalog.
         writer.start_chunks()
         keys, places, packed_bytes, counted = place_small(
             context,
@@ -141,11 +141,11 @@ def store_sources(
         writer.part_collisions()
         if fingerprinted is not None:
             fingerprinted.settle()
-        # With tens of thousands of records, the collector would walk the heap of the trainer repeatedly.
+        # With tens of thousands of records, Python's collector would walk the heap of the trainer repeatedly.
         with python_gc_paused():
             blobs, storages = _records(sources, dict(zip(small, keys, strict=True)), places, chunked)
-        # N1: the blobs in the manifest must be in the staging directory before it is sealed. `complete` precedes
-        # `stop`, which frees the transfer buffers, because it may have to read a chunk again.
+        # N1: the blobs in the manifest must be in the staging directory before it is sealed. `complete` may have to
+        # read a chunk again, so it precedes `stop`, which frees the transfer buffers.
         writer.complete(blobs)
         found = None if health is None else health.complete(storages)
     # `_StopSignal` only means that another thread failed. The caller needs the error of that thread.
@@ -155,7 +155,8 @@ def store_sources(
         writer.stop()
 
     recheck.remember(blobs, packs={place.blob for place in places.values()})
-    # A key with a number stands for a piece whose digest also belongs to other bytes. Later saves must not reuse it.
+    # A key with a number belongs to a piece whose digest is also that of other bytes. Later saves must not reuse such a
+    # piece.
     context.known.pieces = {digest: place for digest, place in places.items() if KEY_MARK not in digest}
     logical_bytes = sum(source.nbytes for source in sources)
     written_bytes = packed_bytes + writer.written_bytes
@@ -228,7 +229,7 @@ class _HostReader:
             yield part
 
     def whole(self, nbytes: int) -> memoryview:
-        """Return the first bytes of the last range."""
+        """Return the first `nbytes` bytes of the last range."""
         return self._buffer[:nbytes]
 
     def close(self) -> None:
@@ -264,7 +265,7 @@ class _ChunkWriter:
         self._local = threading.local()
         self._mutex = threading.Lock()
         self._seen: set[str] = set()
-        # The values are not functions, which would form reference cycles with this writer.
+        # The values are chunks or bytes, since functions would form reference cycles with this writer.
         self._skipped: dict[str, _Chunk | bytes] = {}
         self._memory = PackMemory()
         self._progress: Progress | None = None
@@ -274,7 +275,7 @@ class _ChunkWriter:
         self._stopped = threading.Event()
 
     def cut(self, source: ByteSource) -> list[_Chunk]:
-        """Cut a large source into chunks for `start_chunks` to store; their locations are known at the end."""
+        """Cut a large source into chunks that `start_chunks` stores; their locations are known after `complete`."""
         if isinstance(source, RecordedSource):
             # Cut the source as in the earlier checkpoint, which may have used another chunk size, because its blobs can
             # only be claimed as a whole.
@@ -286,7 +287,7 @@ class _ChunkWriter:
         return chunks
 
     def start_chunks(self) -> None:
-        """Begin to store the chunks: threads take the next one from a list, which costs less than futures."""
+        """Start threads that take the chunks from a queue, which costs less than a future for each chunk."""
         for _ in range(min(self._context.threads, len(self._waiting))):
             self._submit(self._store_waiting)
 
@@ -306,7 +307,7 @@ class _ChunkWriter:
         self._progress, self._all_bytes = progress, all_bytes
 
     def digests(self, sources: Sequence[ByteSource]) -> list[str]:
-        """Return the digests of sources in live memory. Several threads hash if there is much to hash."""
+        """Return the digests of sources in live memory. Several threads hash large amounts of bytes."""
         groups: list[list[ByteSource]] = [[]]
         nbytes = 0
         for source in sources:
@@ -339,8 +340,8 @@ class _ChunkWriter:
 
     def start_pack(self, pieces: Sequence[PackPiece], last: bool) -> Callable[[], str]:  # noqa: FBT001 - as `WritePack` is called
         """Begin to store a pack; return a function that waits for its digest."""
-        # The caller would only wait for the last pack. Therefore its own thread stores that pack, which saves the time
-        # to start another thread.
+        # During the last pack, the thread of the caller would only wait. Therefore it stores that pack itself, which
+        # saves the time to start another thread.
         if not last:
             return partial(self._pool.result, self._submit(self._store_pack, pieces), self._report)
         digest = self._guarded(self._store_pack, pieces)
@@ -363,19 +364,19 @@ class _ChunkWriter:
     def complete(self, blobs: Sequence[BlobRecord]) -> None:
         """Make the staging directory hold exactly these blobs.
 
-        A blob is stored now if one thread left it to another thread, and that thread gave it up.
+        A blob that one thread left to another thread is stored now, unless the other thread has stored it.
 
         Raises:
             SaveFailed: A blob is missing, so the checkpoint must not be published.
         """
         wanted = {blob.digest: blob.nbytes for blob in blobs}
-        # N1: an unneeded claim must also be removed, or the checkpoint would keep a blob that it does not name.
+        # N1: unneeded claims must also be removed, since the checkpoint would keep blobs that it does not name.
         lacking = self._staging.keep_exactly(wanted)
         given_up = self._skipped.keys() & lacking
         for digest in given_up:
             left = self._skipped[digest]
             data = memoryview(left) if isinstance(left, bytes) else self._copy(left.source, left.start, left.stop)[0]
-            # The tensor may have changed since it was hashed: the bytes must still match the manifest.
+            # The tensor may have changed since it was hashed, but its bytes must match the manifest.
             if self._context.algorithm.digest(data) != digest:
                 raise state_changed("")
             self._put(digest, data)
@@ -386,7 +387,7 @@ class _ChunkWriter:
             raise SaveFailed(msg, hint="did another program change the store? save again")
 
     def stop(self) -> None:
-        """End the threads: blobs in progress are finished, and the remaining work is dropped."""
+        """Stop the threads after their current blobs, and drop the remaining work."""
         # Set this before stopping the pool, so that no thread takes another chunk and writes it into a directory that
         # is about to be discarded.
         self._stopped.set()
@@ -406,12 +407,12 @@ class _ChunkWriter:
         return future
 
     def _guarded(self, work: Callable[..., T], *args: object) -> T:
-        # Queued work also starts after the first failure, but must not change a staging that is being discarded.
+        # Queued work also starts after the first failure, but must not change a discarded staging directory.
         if self._stopped.is_set():
             raise _StopSignal
         try:
             return work(*args)
-        # This includes KeyboardInterrupt: the save must not be published without the piece of this thread.
+        # Also catch KeyboardInterrupt, since the save must not be published without the work of this thread.
         except BaseException as error:
             with self._mutex:
                 self.first_error = self.first_error or error
@@ -433,7 +434,7 @@ class _ChunkWriter:
         # If the digests are equal, `_claim_known` has called `is_first` for this chunk, but could not claim the blob.
         is_first = digest == chunk.piece or self.is_first(digest)
         chunk.piece = chunk.blob = digest
-        # If the state has two equal chunks, only one thread may handle their blob. The other thread would find a
+        # If the state has two equal chunks, only one thread may handle their blob. A second thread could find a
         # half-written blob and treat it as damaged.
         if not is_first:
             self._skipped[digest] = chunk
@@ -443,12 +444,12 @@ class _ChunkWriter:
         if self._claim(digest, data):
             if not self._recheck.foresaw(digest):
                 self._unforeseen.append(chunk)
-            # `part_collisions` decides later, when no thread writes any more, because a difference may be rot that
-            # another thread is healing now.
+            # `part_collisions` decides later, when no thread writes any more, because the difference may be bit rot
+            # that another thread is healing now.
             if self._compare and not self._staging.holds(digest, data):
                 self._unsure.append(chunk)
             return
-        # A `BytesSource` does not change, so its hashed bytes can be written without a copy, which would take a core
+        # A `BytesSource` does not change, so its hashed bytes can be written without a copy. A copy would take a core
         # from the training (docs/adr/0014).
         is_fixed = isinstance(source, BytesSource) and is_aligned(data)
         # Writing in parts takes 2 MiB of memory per thread instead of a whole chunk (docs/adr/0009).
@@ -470,7 +471,7 @@ class _ChunkWriter:
         else:
             chunk.piece = digest
             claimed = self._staging.claim(digest, chunk.length)
-            # The share that is read again is compared with the live bytes, which reveals a wrong fingerprint.
+            # The blobs that are reread are compared with the live bytes, which reveals a wrong fingerprint.
             if not (claimed and self._recheck.agrees(digest, chunk.bytes_of, believed=True)):
                 return False
             if not self._recheck.foresaw(digest):
@@ -498,10 +499,10 @@ class _ChunkWriter:
     def recheck_unforeseen(self) -> None:
         """Read a share of the reused chunks that were not foreseen."""
         chunks = {chunk.piece: chunk for chunk in self._unforeseen}
-        # Now all hits are known, so those that were read longest ago can be chosen (docs/adr/0010).
+        # All hits are known now, so the hits that were read longest ago can be chosen (docs/adr/0010).
         self._recheck.add({digest: chunk.length for digest, chunk in chunks.items()}, whole=False)
         for digest, chunk in chunks.items():
-            # If the blob is damaged, writing the right bytes, which are still available, heals it in every checkpoint.
+            # The right bytes are still available. If the blob is damaged, writing them heals it in every checkpoint.
             believed = self._fingerprinted is not None and self._fingerprinted.covers(chunk.source)
             if not self._recheck.agrees(digest, chunk.bytes_of, believed=believed):
                 self._put(digest, self._copy_again(chunk))
@@ -514,10 +515,10 @@ class _ChunkWriter:
         """
         for chunk in self._unsure:
             data = self._copy_again(chunk)
-            # The bytes are equal: at the first comparison, another thread was still writing the blob.
+            # If the bytes are equal now, another thread was still writing the blob at the first comparison.
             if self._staging.holds(chunk.piece, data):
                 continue
-            # If the blob matches its name, it collides with these bytes. Otherwise it is damaged, and is written again.
+            # If the blob matches its digest, it collides with these bytes. Otherwise it is damaged and written again.
             if self._recheck.is_right(chunk.piece, chunk.length):
                 self._store_behind_zeros(chunk, data)
             else:
@@ -553,9 +554,9 @@ class _ChunkWriter:
         return digest
 
     def _claim(self, digest: str, data: memoryview, *, choose: bool = False) -> bool:
-        """Claim a blob of the store, and return whether it can be reused. A share of such blobs is read again.
+        """Claim a blob of the store, and return whether it can be reused. A share of such blobs is reread.
 
-        With `choose`, a blob that was not foreseen may be read now, and not when all such blobs are known.
+        With `choose`, an unforeseen blob may be reread now, instead of later when all unforeseen blobs are known.
         """
         if not self._staging.claim(digest, len(data)):
             return False
@@ -564,14 +565,14 @@ class _ChunkWriter:
         return self._recheck.agrees(digest, lambda begin, end: data[begin:end])
 
     def _put(self, digest: str, data: memoryview, parts: Iterator[memoryview] | None = None) -> bool:
-        """Write a blob, from `parts` if given; return False if another save wrote it first, and that blob is used."""
+        """Write a blob, from `parts` if given; return False if the save uses a blob that another save wrote first."""
         self._context.watch.writing()
         if parts is None:
             written = self._staging.put(digest, data)
         else:
             written = self._staging.put_parts(digest, parts, len(data))
         self._context.watch.written()
-        # If another save wrote the blob first, nothing was written, and it counts as reused.
+        # The blob of another save counts as reused.
         if written:
             with self._mutex:
                 self.written_bytes += len(data)
@@ -607,7 +608,7 @@ class _ChunkWriter:
             counting.end(chunk.piece)
 
     def _digest(self, source: ByteSource, live: memoryview) -> str:
-        """Return the digest of bytes in memory; in sources that are written without a copy, count nonfinite values."""
+        """Return the digest of bytes in memory. If they are written without a copy, also count nonfinite values."""
         counting = None
         if self._health is not None and isinstance(source, BytesSource):
             counting = self._health.counting_new(source, len(live))
