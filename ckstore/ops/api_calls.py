@@ -28,7 +28,7 @@ _HINT = "in a signal handler only set a flag; when it is set, call save from the
 
 
 class _Act:
-    """A call of a public method, identified by the object itself."""
+    """A running call of a public method. Two calls are never equal."""
 
     __slots__ = ("args", "kwargs", "method", "places", "thread")
 
@@ -57,8 +57,8 @@ _under_way: dict[_Act, None] = {}
 
 def _forget_in_child() -> None:
     for act in tuple(_under_way):
-        # The call of this thread continues in the child: a fork during a save returns into that save. The other threads
-        # do not exist in the child.
+        # The call of this thread continues in the child, since a fork during a save returns into that save. The other
+        # threads do not exist in the child.
         if act.thread != get_ident():
             _under_way.pop(act, None)
 
@@ -73,7 +73,7 @@ def api_call(method: Callable[P, R]) -> Callable[P, R]:
 
     The function raises:
         InUse: This thread is inside another call of the same store.
-        StoreNotFound: Another store has the path of the opened one.
+        StoreNotFound: Another store is now at the path of the open store.
         UnsafePlace: A directory of the store was replaced by another file.
         CkstoreError: The system refused a request, there is not enough memory, or the interpreter is exiting.
     """
@@ -81,7 +81,7 @@ def api_call(method: Callable[P, R]) -> Callable[P, R]:
 
 
 def api_call_in_memory(method: Callable[P, R]) -> Callable[P, R]:
-    """Do the same as `api_call` for a method of a store, without a system call: only paths of stores are compared."""
+    """Do the same as `api_call` for a method of a store, but compare only paths and make no system call."""
     return _as_act(method, lambda first: (first.path,))
 
 
@@ -93,8 +93,8 @@ def _as_act(method: Callable[P, R], places: Callable[[Any], tuple[object, ...]])
         try:
             _begin(own_act, places)
             return method(*args, **kwargs)
-        # This is caught before its base class `OSError`: a symlink in place of a directory is an attack or an accident,
-        # and not an I/O error.
+        # `NotInStore` is caught before its base class `OSError`, since a symlink in place of a directory is an attack
+        # or an accident, and not an I/O error.
         except NotInStore as error:
             raise unsafe(_failed(method), error) from error
         except CkstoreError:  # one of these classes is also an `OSError`
@@ -105,7 +105,7 @@ def _as_act(method: Callable[P, R], places: Callable[[Any], tuple[object, ...]])
             if isinstance(error, PermissionError):
                 hint = "it belongs to another user, or its permissions were changed. Nothing in the store is lost"
             raise of_the_system(error, msg, hint=hint) from error
-        # The arguments are checked only after Python refused the call, so that correct calls are not slower.
+        # The arguments are checked only after Python has refused the call, so that correct calls are not slower.
         except TypeError as error:
             if msg := unknown_argument(method, kwargs):
                 raise TypeError(msg) from error
@@ -114,8 +114,8 @@ def _as_act(method: Callable[P, R], places: Callable[[Any], tuple[object, ...]])
             msg = f"{_failed(method)}: not enough memory{f': {error}' if str(error) else ''}"
             raise CkstoreError(msg, hint="nothing in the store is lost") from error
         finally:
-            # This is one call of C code. If a signal handler could raise before it, later calls of this thread would
-            # always be refused.
+            # This is one call of C code, so no signal handler can raise before the call is removed. Otherwise, later
+            # calls of this thread would always be refused.
             _under_way.pop(own_act, None)
 
     return call
@@ -127,7 +127,7 @@ def places_of(root: Path) -> tuple[object, ...]:
         status = os.stat(root)
     except OSError:  # the store does not exist yet, or the call will report the error
         return (root,)
-    # Use both: the path is the same if a store is replaced, and the inode is the same if another path leads to it.
+    # Use both. The path stays the same if the store is replaced, and the inode if another path leads to the store.
     return root, (status.st_dev, status.st_ino)
 
 
@@ -137,7 +137,7 @@ def _places(first: Any) -> tuple[object, ...]:
 
 
 def _begin(own_act: _Act, places: Callable[[Any], tuple[object, ...]]) -> None:
-    # When the interpreter removes its threads and locks, a call would hang or fail midway.
+    # While the interpreter removes its threads and locks, a call would hang or fail midway.
     if sys.is_finalizing():
         msg = f"{_failed(own_act.method)}: the interpreter is shutting down"
         raise CkstoreError(msg, hint="use the store in an atexit handler at the latest")

@@ -1,9 +1,9 @@
-"""Choose the place of the catalog: in the store, or in this user's cache if other users or hosts use the store.
+"""Choose the place of the catalog: in the store, or in this user's cache if other users or hosts may use the store.
 
-SQLite cannot share a database between hosts, and it trusts the files next to a database, which other users could swap.
-The catalog is only an index. Therefore each host has its own catalog, and so does each user if several may write to the
-store. Such a catalog is updated from the directories. If `catalog_path` is outside the store, other hosts may also have
-their own catalogs.
+SQLite cannot share a database between hosts. It also trusts the files next to a database, which other users could swap.
+Therefore each host has its own catalog, and so does each user if several users may write to the store. This is possible
+because the catalog is only an index, which is updated from the directories. If `catalog_path` is outside the store,
+other hosts may also have their own catalogs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _HINT = "catalog_path= names a file on a disk of this host; XDG_CACHE_HOME moves
 
 def place_of(root: Path) -> tuple[PlaceFacts, tuple[str, ...]]:
     """Return the filesystem of a store with its settings, and notes for the user."""
-    # If the settings cannot be read, assume that other hosts use the store: nothing is freed until they can be read.
+    # If the settings cannot be read, assume that other hosts use the store. Then nothing is freed.
     place = examine(root)
     try:
         return replace(place, told=setting_of(Layout(root), SHARED)), ()
@@ -36,7 +36,7 @@ def place_of(root: Path) -> tuple[PlaceFacts, tuple[str, ...]]:
     except OSError as error:
         reason = f"the settings cannot be read: {describe_os_error(error)}"
     consequence = "so other hosts may use the store, and nothing is freed until the settings can be read"
-    # This assumption is safe, whereas treating a shared store as local would lose data of other hosts.
+    # This assumption is safe, whereas treating a shared store as local could delete data that other hosts use.
     return replace(place, told=True), (f"{reason}, {consequence}",)
 
 
@@ -58,7 +58,7 @@ def catalog_of(place: PlaceFacts, root: Path, uuid: str, wanted: Path | None) ->
     if wanted is not None:
         path = _wanted(wanted, root)
         existing = next(folder for folder in path.parents if folder.is_dir())
-        # Decide by the kind of the filesystem: a test of SQLite's locks on this host says nothing about other hosts.
+        # Decide by the kind of the filesystem, since a test of SQLite's locks on this host does not cover other hosts.
         found = examine(existing)
         if found.other_hosts:
             msg = f"the catalog cannot be at {path}: {found.kind} is a shared filesystem, which SQLite cannot use"
@@ -79,7 +79,8 @@ def why_of_several_users(root: Path) -> str:
         status = os.stat(root)
     except FileNotFoundError:
         return ""
-    # This check also applies to root: the owner of the store could swap the files next to root's catalog.
+    # This check also applies to the user root, since the owner of the store could swap the files next to root's
+    # catalog.
     if status.st_uid != os.geteuid():
         return f"{root} belongs to uid {status.st_uid}"
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -109,13 +110,13 @@ def _default(reason: str, uuid: str) -> Path:
             "are on shared filesystems, or writable for others, or not writable for this user"
         )
         raise UnsafePlace(msg, hint=_HINT)
-    # The path contains the uuid and not the path of the store, so that a moved store keeps its index, and two stores
-    # never share one.
+    # The path contains the uuid and not the path of the store, so that a moved store keeps its catalog, and two stores
+    # never share a catalog.
     return folder / uuid / _NAME
 
 
 def is_private(catalog: Catalog, root: Path) -> bool:
-    """Whether a catalog of the store at `root` belongs only to this user or host. Others then have their own."""
+    """Whether the catalog is outside the store at `root`, so that only this user or host uses it."""
     return catalog.path != root / _NAME
 
 
@@ -140,7 +141,7 @@ def make_folder(catalog: Catalog) -> None:
 
 
 def refuse_foreign(catalog: Catalog) -> None:
-    """Raise if a catalog belongs to another store; an unreadable one is left to the code that repairs it."""
+    """Raise if a catalog belongs to another store. An unreadable catalog is accepted, since it is repaired later."""
     try:
         owner = catalog.owner()
     except CatalogUnavailable:

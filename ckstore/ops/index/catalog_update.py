@@ -1,4 +1,4 @@
-"""Make the catalog match the directories, and rebuild it if it is missing, older or damaged."""
+"""Make the catalog match the directories, and repair it if it is missing, damaged or of an older version."""
 
 from __future__ import annotations
 
@@ -27,11 +27,12 @@ def catch_up(context: Context, look: Look = "all") -> list[str]:
 
     Args:
         context: The store.
-        look: ``all`` compares every checkpoint. ``names`` compares all names and inode numbers, and inspects those that
-            differ. After a start of the machine, or if other hosts or users have their own catalogs, it compares every
-            checkpoint. ``counts`` compares only the checkpoints of runs in doubt (`ops/index/reconcile`), so that the
-            cost depends on the number of changes. On a shared filesystem, it compares every checkpoint. ``counts``
-            suffices for gc, which checks each checkpoint before removing it.
+        look: ``all`` compares every checkpoint. ``names`` compares all names and inode numbers, and inspects the
+            checkpoints that differ. After a start of the machine, or if other hosts or users have their own catalogs,
+            ``names`` compares every checkpoint. ``counts`` compares only the checkpoints of runs in doubt
+            (`ops/index/reconcile`), so that the cost depends on the number of changes. On a shared filesystem,
+            ``counts`` also compares every checkpoint. ``counts`` suffices for gc, which checks each checkpoint before
+            removing it.
     """
     try:
         return _reconcile(context, look)
@@ -40,18 +41,19 @@ def catch_up(context: Context, look: Look = "all") -> list[str]:
 
 
 def mend(context: Context, error: CatalogUnavailable) -> list[str]:
-    """Repair the file of the catalog, and make it match the directories; return notes for the user.
+    """Repair or create the catalog, and make it match the directories; return notes for the user.
 
     There are no notes if the store is new, or if this host or user uses a shared store for the first time. `error` is
     the error of the catalog.
     """
     begun_s = time.monotonic()
-    # Check this before the catalog exists, since other processes save as soon as it does.
+    # Check for checkpoints before the catalog exists, since other processes save as soon as it exists.
     is_new = not any(context.layout.published())
-    # Only a damaged catalog is set aside. An older one is migrated, and one of a newer ckstore is kept.
+    # Only a damaged catalog is renamed. A catalog of an older ckstore is migrated, and one of a newer ckstore is kept.
     aside = context.catalog.set_aside(timeout_s=TIMEOUT_S) if error.why == "damaged" else None
     made = context.catalog.create_or_migrate(timeout_s=TIMEOUT_S)
-    # Check this before rows are written: if catalog_path is that of another store, two stores would be mixed.
+    # Check the owner before rows are written, since rows of two stores would be mixed if catalog_path were that of
+    # another store.
     refuse_foreign(context.catalog)
     said = _reconcile(context, "all")
     if not made:  # another process has rebuilt the catalog, or is rebuilding it
@@ -71,7 +73,7 @@ def mend(context: Context, error: CatalogUnavailable) -> list[str]:
 def _reconcile(context: Context, look: Look) -> list[str]:
     """Make the rows match the directories; return notes for the user."""
     by_name = _differing_by_name(context) if look == "names" else None
-    # On a shared filesystem, link counts may be old, so every checkpoint is compared.
+    # On a shared filesystem, link counts may be outdated, so every checkpoint is compared.
     runs = runs_in_doubt(context) if look == "counts" and context.view.sees_changes else None
     with python_gc_paused():  # this creates some small objects for each checkpoint, but no garbage
         known = context.catalog.outline(rows=by_name is None and (runs is None or bool(runs)))
@@ -82,8 +84,8 @@ def _reconcile(context: Context, look: Look) -> list[str]:
     if not context.view.sees_changes or (look != "counts" and context.catalog_is_private):
         from ckstore.objects.checkpoints import id_at
 
-        # If another user has replaced a checkpoint, this catalog was not updated, and the new directory may have the
-        # inode number of the old one. Therefore compare the ids.
+        # If another user or host has replaced a checkpoint, this catalog was not updated, and the new directory may
+        # have the inode number of the old directory. Therefore compare the ids.
         known_ids = {info.key: info.id for info in context.catalog.infos()}
         stale |= {key for key, known_id in known_ids.items() if id_at(context.layout.checkpoint(key)) != known_id}
     if stale:
@@ -100,13 +102,14 @@ def _reconcile(context: Context, look: Look) -> list[str]:
 def _differing_by_name(context: Context) -> set[CheckpointKey] | None:
     """Return the checkpoints that differ from the catalog by name or inode number, or None to compare all."""
     # All checkpoints are compared in these cases: other hosts or users have their own catalogs, there are few
-    # checkpoints, this is the first opening after a start of the machine, or the rows of the newest are wrong.
+    # checkpoints, this is the first opening after a start of the machine, or the rows of the newest checkpoints are
+    # wrong.
     if not context.view.sees_changes or context.catalog_is_private:
         return None
     runs = context.known.directories.look(context.layout)
     if sum(len(one.published) for one in runs.values()) <= facts.FEW:
         return None
-    # A power cut may undo the rows of a save (docs/adr/0002), and only a start of the machine follows a power cut.
+    # A power cut may undo the rows of a save (docs/adr/0002), so compare all after a start of the machine.
     if context.catalog.outline(rows=False).blobs_listed != machine.boot_id():
         return None
     found = context.catalog.propose({run: one.names for run, one in runs.items()}, newest=1)
@@ -118,7 +121,7 @@ def _differing_by_name(context: Context) -> set[CheckpointKey] | None:
 
 
 def _differing(context: Context, listing: Mapping[CheckpointKey, Stamp], runs: set[str] | None) -> set[CheckpointKey]:
-    """Return the checkpoints of these runs, or of all, whose directories differ from the catalog."""
+    """Return the checkpoints whose directories differ from the catalog, in these runs or in all runs if None."""
     if runs is None:
         published = context.layout.stamps()
     else:

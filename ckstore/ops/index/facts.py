@@ -1,14 +1,14 @@
-"""Read the facts in manifests, and find the few that must be read to determine the newest checkpoint (rule D).
+"""Read the facts in manifests, and find the few manifests that determine the newest checkpoint (rule D).
 
-The catalog proposes, and the directories decide. Each row has a checksum, which detects rot. Because another program
-may also have written a row, facts that a call relies on are read from the manifest once per process, before a
-checkpoint is dropped, is called the newest, or gets its place in the order.
+The catalog proposes, and the directories decide. Each row has a checksum, which detects damage but not a row that
+another program wrote. Therefore a process reads the manifest of a checkpoint once before it drops the checkpoint,
+reports it as the newest, or orders it among other checkpoints.
 
 The names in the directories of the runs show which checkpoints exist. The catalog knows the content of a directory by
-its name and inode number, so only the directories that it proposes as the newest are inspected. For a run of 20,000
-checkpoints, the names are listed, but 20,000 inspections are not needed. If another program puts a manifest into an old
-directory of a long run, this is detected when that checkpoint is shown, opened or about to be dropped, by ``verify``
-and ``reindex``, and by the first opening after a start of the machine.
+its name and inode number. Therefore a run of 20,000 checkpoints is listed, but only the directories that the catalog
+proposes as the newest are inspected. If another program puts a manifest into an old directory of a long run, this is
+detected when that checkpoint is shown, opened or about to be dropped. ``verify``, ``reindex`` and the first opening
+after a start of the machine also detect it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ _OF_MANIFEST = (
 def facts_at(context: Context, place: CheckpointKey, path: StorePath | None = None) -> CheckpointInfo:
     """Return the facts in the manifest of a published checkpoint, without annotations and tags.
 
-    `path` is its directory. A caller that reads many checkpoints gives a path through the open directory of the run.
+    `path` is the directory of the checkpoint. A caller that reads many checkpoints passes a path relative to the open
+    directory of the run.
     """
     path = context.layout.checkpoint(place) if path is None else path
     facts = facts_in(context, path)
@@ -63,7 +64,7 @@ def facts_in(context: Context, path: StorePath) -> CheckpointInfo:
     """Return the facts in the manifest of any directory, published or not."""
     with OpenDir(path) as directory:
         fd = directory.fd
-        # Take the stamp before the read: if the file changes in between, the stamp must not fit the new content.
+        # Take the stamp before the read, so that it does not match the new content if the file changes in between.
         stamp = file_stamp(fd)
         facts = context.known.manifests.recall_facts(stamp)
         if facts is None:
@@ -109,13 +110,13 @@ def _mend_if_wrong(context: Context, facts: CheckpointInfo) -> None:
         rows, _, _ = context.catalog.current({place: context.layout.stamp(place)}, seek=True)
     except CatalogUnavailable:  # without a catalog, there is no row to rewrite
         return
-    # Write only a wrong row: a reader must not lock the catalog for a correct one.
+    # Write only a wrong row, since a reader must not lock the catalog for a correct row.
     if rows and not same_facts(rows[0], facts):
         write_again(context, [place])
 
 
 def same_facts(one: CheckpointInfo, other: CheckpointInfo) -> bool:
-    """Whether two infos have the same facts of a manifest."""
+    """Whether two infos agree in all facts that come from a manifest."""
     return all(_is_same(getattr(one, name), getattr(other, name)) for name in _OF_MANIFEST)
 
 
@@ -175,7 +176,7 @@ def newest_by_catalog(
         runs: Inspects the directories.
         run: The run. If None, all runs.
         listed: Run -> name -> inode number of every existing directory.
-        newest: How many of the newest are needed.
+        newest: How many of the newest checkpoints are needed.
     """
     # Without `sees_changes`, inode numbers may be reused without this host noticing it.
     if sum(map(len, listed.values())) <= FEW or not context.view.sees_changes:
@@ -190,7 +191,7 @@ def newest_by_catalog(
     published = {place: runs.stamp(place) for place in (*found.newest.stamps, *found.unknown)}
     if any(published[place] != stamp for place, stamp in found.newest.stamps.items()):
         return None  # the checkpoint at that place may be older than others
-    # A wrong row may hide that its checkpoint is the newest.
+    # Also inspect the checkpoints whose rows are known to be wrong.
     for place in context.known.distrusted.keys() - published.keys():
         if place.directory in listed.get(place.run, {}):
             published[place] = runs.stamp(place)

@@ -1,8 +1,8 @@
 """Enter checkpoints into the catalog, and find the runs whose checkpoints must be compared one by one.
 
 A transaction enters many checkpoints, but few enough that no process waits long for the lock of the catalog. A run need
-not be compared if its count in the catalog equals the number of its subdirectories, which follows from the link count
-of the run's directory (docs/adr/0002-catalog.md).
+not be compared if its number of checkpoints in the catalog equals its number of subdirectories. The number of
+subdirectories follows from the link count of the run's directory (docs/adr/0002-catalog.md).
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
 
 Note = Callable[[CheckpointKey, "Verdict"], None]
 
-# A rebuild holds the lock for half a second at a time. If a process waits this long, something else holds the lock.
+# A rebuild holds the lock for half a second at a time. A process that waits this long is blocked by something else.
 TIMEOUT_S = 30.0
-# The maximum number of checkpoints in a transaction, which keeps its pages in memory until it ends.
+# The maximum number of checkpoints in a transaction. SQLite keeps the pages of a transaction in memory until its end.
 _BATCH_MOST = 256
 # The maximum duration of a transaction, since tags and pins of other processes wait for the same lock.
 _BATCH_S = 0.5
 
 
 def reconcile_all(context: Context, keys: Iterable[CheckpointKey], note: Note | None = None) -> None:
-    """Make the rows of checkpoints, and the tags, match the directories, in several transactions.
+    """Make the rows of checkpoints and tags match the directories, in several transactions.
 
-    A transaction ends after half a second, so that a tag or a pin of another process waits no longer than that. A
-    process that dies in between leaves an outdated catalog, which the next opener corrects.
+    A transaction ends after half a second, so that another process that writes a tag or a pin waits no longer. If the
+    process dies between two transactions, the next process that opens the store corrects the outdated catalog.
 
     Args:
         context: The store.
@@ -74,13 +74,13 @@ def _batch(waiting: deque[CheckpointKey]) -> Iterator[CheckpointKey]:
     deadline = time.monotonic() + _BATCH_S
     for _ in range(_BATCH_MOST):
         yield waiting.popleft()
-        # Check the time after a checkpoint, so that each batch has at least one even if the disk is slow.
+        # Check the time after a checkpoint, so that each batch has at least one checkpoint even if the disk is slow.
         if not waiting or time.monotonic() > deadline:
             return
 
 
 def runs_in_doubt(context: Context) -> set[str]:
-    """Return the runs whose checkpoints must be compared one by one, since their count differs or is unknown."""
+    """Return the runs whose checkpoints must be compared one by one, since their numbers differ or are unknown."""
     known = context.catalog.counts()
     runs = known.keys() | set(context.layout.runs())
     # A count of 0 means that the filesystem does not count subdirectories (btrfs, overlayfs).
@@ -94,7 +94,7 @@ def stamps(context: Context, keys: Iterable[CheckpointKey]) -> dict[CheckpointKe
 
 
 def chosen(context: Context, run: str, *, newest: int, off_every: int) -> dict[CheckpointKey, Stamp] | None:
-    """Return the stamps of the newest checkpoints of a run, and of all whose step is not a multiple of `off_every`.
+    """Return the stamps of a run's newest checkpoints, and of those whose step is not a multiple of `off_every`.
 
     The catalog chooses the checkpoints, and their stamps are compared with the directories. Return None if the catalog
     cannot be trusted.
@@ -126,7 +126,7 @@ def remove(context: Context) -> list[str]:
 def write_again(context: Context, places: Collection[CheckpointKey], *, damaged_count: int = 0) -> None:
     """Write the rows of checkpoints again from their directories, and warn once per open store.
 
-    A failure is left to the next opening.
+    If the rows cannot be written now, the next opening of the store corrects them.
 
     Args:
         context: The store.
@@ -143,8 +143,8 @@ def write_again(context: Context, places: Collection[CheckpointKey], *, damaged_
         context.notices.problems[_PROBLEM] = said
         warn(said)
     for place in () if damaged_count else places:
-        # Record the stamp also: a checkpoint that is saved to the same place later has another stamp, and its row can
-        # be trusted.
+        # Also record the stamp. A checkpoint that is later saved to the same place has another stamp, so its row can be
+        # trusted.
         context.known.distrusted[place] = context.layout.stamp(place)
     if context.readonly or context.writes_disabled_because:
         return

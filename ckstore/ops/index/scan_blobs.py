@@ -1,4 +1,4 @@
-"""Scan ``blobs/`` for blobs that the catalog lacks, and for blobs that checkpoints lack or have as separate copies.
+"""Scan ``blobs/`` for unused blobs, for missing names of used blobs, and for separate copies in checkpoints.
 
 A power cut can restore names that were removed. Therefore ``blobs/`` is listed once after each start of the machine,
 and whenever the catalog is rebuilt. gc also lists it if other hosts or users have their own catalogs. ``blobs/`` is not
@@ -44,7 +44,7 @@ def list_blobs(context: Context, *, timeout_s: float) -> int:
     count = 0
     batch: list[StorePath] = []
     for path in canonical_blobs(context.layout):
-        # Enter them in batches, since each transaction holds the lock that tags and pins need.
+        # Enter the blobs in batches, since each transaction holds the lock that tags and pins need.
         batch.append(path)
         if len(batch) >= CANDIDATES_BATCH:
             count += _enter(context, batch, timeout_s)
@@ -55,11 +55,11 @@ def list_blobs(context: Context, *, timeout_s: float) -> int:
 def _enter(context: Context, paths: list[StorePath], timeout_s: float) -> int:
     if not paths:
         return 0
-    # Query the catalog first: the files of blobs in use need not be inspected.
+    # Query the catalog first, since the files of used blobs need not be inspected.
     without_use = context.catalog.without_use([path.name for path in paths])
     unused = []
     for digest, path in with_open_parents((path.name, path) for path in paths if path.name in without_use):
-        with suppress(FileNotFoundError):  # another process freed it in the meantime
+        with suppress(FileNotFoundError):  # another process freed the blob meanwhile
             unused.append((digest, dirfd_stat.status(path).st_size))
     if unused:
         context.catalog.add_candidates(unused, timeout_s=timeout_s)
@@ -68,7 +68,7 @@ def _enter(context: Context, paths: list[StorePath], timeout_s: float) -> int:
 
 @dataclass(slots=True)
 class _Use:
-    """A blob that complete checkpoints name: its size, how many name it, and the first of them."""
+    """A blob that complete checkpoints name: its size, the number of these checkpoints, and the first of them."""
 
     nbytes: int
     count: int
@@ -91,7 +91,7 @@ class StoreInventory:
     _lost: list[str] = field(default_factory=list)
 
     def note(self, key: CheckpointKey, found: Verdict) -> None:
-        """Count the verdict about one checkpoint."""
+        """Count one checkpoint and its blobs."""
         if found.problem:
             self.incomplete.append(Incomplete(*key.run_step, found.problem))
         if found.published is None:
@@ -103,8 +103,8 @@ class StoreInventory:
 
     def look_at_blobs(self) -> None:
         """Compare ``blobs/`` with the blobs that the checkpoints name; no data is read."""
-        # The canonical file has one link for its canonical name and one for each checkpoint that shares it. If it has
-        # fewer links than that, the other checkpoints have separate copies.
+        # The canonical file has one link for its canonical name and one link for each checkpoint that shares the file.
+        # Every further checkpoint that names the blob has a separate copy.
         lost = set(self._uses)
         for _, path in with_open_parents((None, blob) for blob in canonical_blobs(self.layout)):
             try:
@@ -129,7 +129,7 @@ class StoreInventory:
         by_place: defaultdict[CheckpointKey, list[tuple[str, int]]] = defaultdict(list)
         for digest in self._lost:
             use = self._uses[digest]
-            # Group the names by checkpoint, so that each is locked once for all its names.
+            # Group the names by checkpoint, so that each checkpoint is locked only once.
             by_place[use.place].append((digest, use.nbytes))
         return sum(
             len(restore_names(self.layout, self.layout.checkpoint(place), lost)) for place, lost in by_place.items()

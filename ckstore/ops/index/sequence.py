@@ -1,4 +1,4 @@
-"""Compute the next sequence number: greater than that of every checkpoint that is published or can be restored."""
+"""Compute the next sequence number, which exceeds the numbers of all checkpoints, published or restorable."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ckstore.ops.manifest_cache import RunListing
 
 
 def next_sequence(context: Context, counted: Counted | None = None, least: int | None = None) -> int:
-    """Return a number greater than that of every checkpoint that is published or can be restored.
+    """Return a number greater than the sequence number of every checkpoint that is published or can be restored.
 
     Args:
         context: The store.
@@ -32,8 +32,8 @@ def next_sequence(context: Context, counted: Counted | None = None, least: int |
     known = _SequenceNumbers(context)
     known.look(*_asked(context, runs, context.known.greatest_sequence.value, counted))
     greatest = known.greatest()
-    # Every number up to `WIDEST_GAP` is valid, since even the first number may be that large. To check a greater
-    # number, all numbers must be compared.
+    # Every number up to `WIDEST_GAP` is valid, since even the first number may be that large. Whether a greater number
+    # is valid depends on all numbers.
     if greatest > WIDEST_GAP:
         greatest = sequence_limit(context)
     if least is None:  # an error is ignored, since opening the store reported it
@@ -49,20 +49,21 @@ def next_sequence(context: Context, counted: Counted | None = None, least: int |
     context.known.greatest_sequence.raise_to(sequence)
     context.tell_passed_over()
     if known.looked:
-        # Do this last, since other threads rely on the greatest number covering these checkpoints.
+        # Do this last, since other threads then assume that the greatest known number covers these checkpoints.
         context.known.directories.judged(runs, known.torn)
     return sequence
 
 
 def _look_at_waiting(context: Context, greatest: int) -> None:
-    """Make the greatest known number at least that of each dropped checkpoint that can be restored."""
+    """Raise the greatest known number to that of every dropped checkpoint that can be restored."""
     # `undo` restores a checkpoint with its number. A checkpoint that is saved before the undo must have a greater
-    # number; otherwise it would no longer be the newest after the undo, and a rule could drop it.
+    # number. Otherwise this checkpoint would not be the newest after the undo, and a rule could drop it.
     layout, known = context.layout, context.known
     names = frozenset(name for name in trash.names_in(layout.trash) if trash.former_place(name) is not None)
     fresh = names - known.waiting
     if len(fresh) > _MANY:
-        # Read only the manifests that were written last: numbers grow with time, and reading all could take long.
+        # Read only the manifests that were written last, since numbers grow with time, and reading all manifests could
+        # take long.
         written = {
             name: found.st_mtime_ns for name in fresh if (found := dirfd_stat.find(layout.trash / name / MANIFEST))
         }
@@ -84,8 +85,8 @@ def sequence_limit(context: Context) -> int:
 
 
 _MANY = 20  # with more checkpoints, listing the runs is faster than inspecting each directory
-# The maximum age in seconds of a count from the catalog that is used again. Sealing a checkpoint on a busy disk takes
-# this long, and other processes may publish during that time anyway.
+# The maximum age in seconds of a count from the catalog that is reused. Sealing a checkpoint on a busy disk takes this
+# long, and other processes may publish during that time anyway.
 _FRESH_S = 0.25
 
 Rows = dict[CheckpointKey, "tuple[Stamp, int]"]
@@ -94,7 +95,7 @@ Rows = dict[CheckpointKey, "tuple[Stamp, int]"]
 def _asked(
     context: Context, runs: dict[str, RunListing], own: int, counted: Counted | None
 ) -> tuple[set[CheckpointKey], Rows]:
-    """Return the checkpoints that this process has not checked, and the rows of the catalog for them and newer ones."""
+    """Return the checkpoints that this process must check, with the catalog rows of these and newer checkpoints."""
     unsure = {place for state in runs.values() for place in state.unsure}
     # Querying the catalog again would take a tenth of the time of a small save. During a longer save, other processes
     # may have published.
@@ -167,12 +168,12 @@ class _SequenceNumbers:
                 self.check([place])
 
     def greatest(self) -> int:
-        """Return the greatest number, or 0, after reading its manifest and the manifest that was written last."""
+        """Return the greatest number or 0. Read the manifest with this number, and the one that was written last."""
         while self.sequences:
             by_order = sorted(self.sequences, key=self.sequences.__getitem__)
             by_time = sorted(self._written, key=self._written.__getitem__)
-            # Read both manifests: the row with the greatest number may have rotted, and the row of the last manifest
-            # may have a number that is too small.
+            # Read both manifests, since the row with the greatest number may be damaged, and the row of the last
+            # manifest may have a number that is too small.
             suspects = {by_order[-1], by_time[-1]} - self._checked
             if not suspects:
                 return self.sequences[by_order[-1]]

@@ -1,8 +1,8 @@
 """Convert a store of a draft format: rename its checkpoints according to their ids. Source: docs/format/v1.md.
 
 Drafts of the format named the directory of a checkpoint after its step. Directories are only renamed, so readers keep
-running. ``store.json`` is updated last. If the process dies before that, the next process that opens the store for
-writing continues.
+running. ``store.json`` is updated last. If the process dies before this update, the next process that opens the store
+for writing continues the conversion.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ def convert(context: Context, *, by_hand: bool = False) -> MigrateReport:
     for run in layout.runs():
         is_whole &= _rename_all(layout, run, renamed, left)
     tags, tags_left = _convert_tags(layout, renamed)
-    # Sync these even if nothing was renamed, since another process may have renamed directories and died (rule F).
+    # Sync these directories even if nothing was renamed, since another process may have renamed something and died
+    # before the sync (rule F).
     for folder in (layout.checkpoints, layout.staging, layout.refs):
         files.sync_directory(folder)
     # Record the conversion last. Until then, each opening continues it.
@@ -53,7 +54,7 @@ def convert(context: Context, *, by_hand: bool = False) -> MigrateReport:
 
 
 def _publish_replaced(layout: Layout, left: list[str]) -> bool:
-    """Publish checkpoints that a process of a draft version moved away to replace them, before it died."""
+    """Publish the checkpoints that a process of a draft version moved away for a replacement, if that process died."""
     is_whole = True
     for name in dirfd_stat.names(layout.staging):
         key, path = trash.draft_replaced(layout, name), layout.staging / name
@@ -64,14 +65,14 @@ def _publish_replaced(layout: Layout, left: list[str]) -> bool:
             # A running process that replaces a checkpoint holds this lock until the new checkpoint has its name.
             run_lock = store_locks.lock_run(layout, key.run, exclusive=True, timeout_s=_BUSY_S)
             with run_lock, locks.lock_shared(path, timeout_s=_BUSY_S) as lock:
-                # Check again under the lock: if the replacement was published in the meantime, this is a dead staging.
+                # Check again under the lock. If the replacement was published meanwhile, this is a dead staging.
                 id = id_at(path)
                 if id is None or trash.draft_replaced(layout, name) is None:
                     continue
                 give_name(layout, path, lock, *key.run_step, id)
             for folder in (layout.checkpoints / key.run, layout.checkpoints, layout.staging):
                 files.sync_directory(folder)
-        except FileNotFoundError:  # another process published it
+        except FileNotFoundError:  # another process published the checkpoint
             continue
         except (CkstoreError, OSError) as error:
             is_whole = False
@@ -99,12 +100,12 @@ def _rename_all(layout: Layout, run: str, renamed: dict[CheckpointKey, Checkpoin
                         continue
                     run_lock.check()
                     renamed[key], _ = give_name(layout, path, lock, key.run, key.step, id)
-            except FileNotFoundError:  # another process renamed or dropped it
+            except FileNotFoundError:  # another process renamed or dropped the checkpoint
                 continue
-            except (CkstoreError, OSError) as error:  # a process has it open, or it belongs to another user
+            except (CkstoreError, OSError) as error:  # for example, a process has locked it, or another user owns it
                 is_whole = False
                 left.append(f"{path.inner}: {why_of(error)}")
-        # Sync this even if nothing was renamed, since another process may have renamed a directory and died (rule F).
+        # Sync the run even if nothing was renamed, since another process may have renamed something and died (rule F).
         files.sync_directory(layout.checkpoints / run)
     return is_whole
 
@@ -119,7 +120,7 @@ def _convert_tags(layout: Layout, renamed: Mapping[CheckpointKey, CheckpointKey]
             continue
         key = renamed.get(target.key)
         if key is None and layout.inode(target.key) is None:
-            # In a draft, the directory of a step had the checkpoint that was saved first.
+            # In a draft, the directory of a step contained the checkpoint that was saved first.
             complete = published_of_step(layout, *target.key.run_step)
             key = complete[0].key if complete else next(iter(layout.of_step(*target.key.run_step)), None)
         if key is None:  # the checkpoint was not renamed, or the tag names no checkpoint

@@ -1,9 +1,9 @@
 """Create a store, or open one and recover it.
 
-A store exists as soon as ``store.json`` exists under its final name. A partly created store is completed by the next
-`create`. Several processes may create the same store at the same time: none removes a name that another has created,
-and ``store.json`` is never replaced. Opening a store examines its filesystem and finds its catalog. Opening it for
-writing also moves dead saves to trash, and updates the catalog from the directories.
+A store exists as soon as ``store.json`` exists under its final name. The next `create` completes a partly created
+store. Several processes may create the same store at the same time. No process removes a name that another process has
+created, and ``store.json`` is never replaced. Opening a store examines its filesystem and finds its catalog. Opening a
+store for writing also moves dead saves to trash, and updates the catalog from the directories.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from ckstore.ops.settings_file import read_settings
 
 # Creating a store takes a dozen fsyncs, which can take seconds on a busy disk.
 _LOCK_TIMEOUT_S = 30.0
-# Other users have no access: a user who wants to share a store must change its mode deliberately.
+# Other users have no access. A user who wants to share a store must change its mode deliberately.
 _DIRECTORY_MODE = 0o700
 _CREATE_TRIES = 10
 _NEW = "not made yet"
@@ -56,7 +56,7 @@ _FRESH = re.compile(r"store\.json\.[0-9a-f]{12}")
 
 
 def create(root: Path, *, hash_name: str, chunk_bytes: int) -> bool:
-    """Create a store in the directory `root`, with missing parents; return False if it already exists."""
+    """Create a store in the directory `root`, with missing parents; return False if the store already exists."""
     dirfd_stat.open_closed_streams()
     now = text_of_time(datetime.now(UTC))
     settings = StoreSettings(
@@ -67,7 +67,7 @@ def create(root: Path, *, hash_name: str, chunk_bytes: int) -> bool:
     if not dirfd_stat.exists(layout.settings):
         refuse_inside(root)
     for _ in range(_CREATE_TRIES - 1):
-        with suppress(FileNotFoundError):  # another process failed and removed a directory that this one was using
+        with suppress(FileNotFoundError):  # another process failed and removed a directory that this process used
             return _create(layout, settings)
     return _create(layout, settings)
 
@@ -82,7 +82,7 @@ def _create(layout: Layout, settings: StoreSettings) -> bool:
 
 
 def _make_parents(folder: Path, made: list[AnyPath]) -> None:
-    """Create a directory and its missing parents, as mkdir -p, making each name durable before creating the next.
+    """Create a directory and its missing parents, like mkdir -p, and make each name durable before the next.
 
     Args:
         folder: The directory.
@@ -97,7 +97,7 @@ def _make_parents(folder: Path, made: list[AnyPath]) -> None:
             is_empty = next(entries, None) is None
     except PermissionError:  # then ckstore did not create the directory
         is_empty = False
-    # If the directory is empty, the process that created it may have died before syncing its name.
+    # Perhaps a process created the empty directory, but died before syncing its name.
     if is_empty:
         files.sync_name(folder)
     for path in reversed(missing):
@@ -111,7 +111,7 @@ def _make_parents(folder: Path, made: list[AnyPath]) -> None:
 
 @contextmanager
 def _removed_without_store(layout: Layout) -> Iterator[list[AnyPath]]:
-    """Yield a list for created directories, parents first; if the block fails, remove them again."""
+    """Yield a list for created directories, parents first; remove them if the block fails and no store exists."""
     made: list[AnyPath] = []
     try:
         yield made
@@ -148,23 +148,23 @@ def _fill(layout: Layout, settings: StoreSettings) -> bool:
     if dirfd_stat.exists(layout.settings):
         return False
     try:
-        # If this fails, the directories are removed under the lock, before another process of this host finds them.
+        # If `_make` fails, the directories are removed under the lock, before another process of this host finds them.
         with _removed_without_store(layout) as made:
             _make(layout, settings, made)
-    except OSError:  # another host created it in the meantime, and may have filled the disk
+    except OSError:  # another host may have created the store meanwhile, and filled the disk
         if dirfd_stat.exists(layout.settings):
-            return False  # in case its creator died, opening the store makes its names durable
+            return False  # opening the store makes its names durable, in case its creator died
         raise
-    files.sync_directory(layout.root)  # opening also syncs it, but only notes a failure, which is an error here
+    files.sync_directory(layout.root)  # opening also syncs the root, but a failure there becomes a note and no error
     files.sync_name(layout.path)
     return True
 
 
 def _make(layout: Layout, settings: StoreSettings, made: list[AnyPath]) -> None:
     _refuse_foreign(layout)
-    # `extend` with a generator adds each directory immediately, so that they are in the list if a later one fails.
+    # `extend` with a generator adds each directory immediately, so that the list is complete if a later mkdir fails.
     made.extend(directory for directory in layout.directories if links.make_directory(directory))
-    # Test the place before creating store.json, so that no store exists in a place that cannot hold one.
+    # Test the place before creating store.json, so that no store exists in an unsuitable place.
     probe.try_links(layout.staging, layout.linked)
     fresh = layout.root / f"store.json.{uuid.uuid4().hex[:12]}"
     try:
@@ -179,7 +179,7 @@ def _make(layout: Layout, settings: StoreSettings, made: list[AnyPath]) -> None:
 
 
 def refuse_inside(root: Path) -> None:
-    """Refuse a place in another store: data in its ``staging/`` or ``trash/`` would be swept away."""
+    """Refuse a place in another store, which sweeps away foreign data in its ``staging/`` and ``trash/``."""
     for parent in dirfd_stat.resolved(root).parents:
         around = Layout(parent)
         if dirfd_stat.find(parent / around.settings.name) and dirfd_stat.is_directory(parent / around.checkpoints.name):
@@ -215,7 +215,7 @@ def recover(context: Context) -> list[str]:
     Raises:
         OSError: The system refused an operation. The store is unchanged or partly recovered.
     """
-    from ckstore.objects import reserve, trash  # a reader needs none of these
+    from ckstore.objects import reserve, trash  # readers do not need these modules
     from ckstore.ops.index.catalog_update import catch_up
 
     notes: list[str] = []
@@ -227,7 +227,8 @@ def recover(context: Context) -> list[str]:
         with _unless_full():
             probe.check_able(layout.root, layout.directories, layout.staging, layout.linked)
     finally:
-        # Do this even if the test failed, since other processes may have created the directories and died (rule F).
+        # Do this even if the test failed, since another process may have created a directory and died before syncing
+        # its name (rule F).
         _make_store_durable(context)
     if CHECKPOINT_IDS not in context.settings.requires:
         from ckstore.ops.open.draft_conversion import convert  # few stores have a draft format
@@ -250,7 +251,7 @@ def recover(context: Context) -> list[str]:
     except (CatalogUnavailable, InUse) as error:
         full = f"the filesystem of {layout.root} is full, so the catalog is not used; ckstore gc frees space"
         notes.append(full if reserve.is_full(layout) else f"the catalog is not used for now: {error.message}")
-    # Empty the trash after updating the catalog, which records the blobs that lost their last use.
+    # Empty the trash after updating the catalog, since the update records the blobs that lost their last use.
     if trash.names_in(layout.trash):
         from ckstore.ops.free.reclaim import free_unused  # this import takes a tenth of the time of an opening
 
@@ -265,7 +266,7 @@ def recover(context: Context) -> list[str]:
 
 
 def _make_store_durable(context: Context) -> None:
-    """Make the name of the store and the names in its root durable, on which all checkpoints depend (rule F).
+    """Make the name of the store and the names in its root durable, since all checkpoints depend on them (rule F).
 
     Raises:
         OSError: The fsync failed, so this process must not write to the store.
@@ -299,7 +300,7 @@ def try_recover(context: Context) -> list[str]:
 
 
 def check_new(root: Path, catalog_path: Path | None) -> None:
-    """Raise, before anything is created, if a new store at `root` could not have its catalog."""
+    """Raise, before anything is created, if a new store at `root` could not use its catalog."""
     # If the root does not exist yet, its filesystem is that of the nearest existing parent.
     existing = next(folder for folder in (root, *root.parents) if folder.is_dir())
     catalog = catalog_of(examine(existing), root, _NEW, catalog_path)
@@ -356,9 +357,9 @@ def open_context(
 
 
 def _notes_at_opening(place: PlaceFacts, *, readonly: bool) -> tuple[str, ...]:
-    """Return one sentence for each fact that weakens a promise or has a cost.
+    """Return one sentence for each warning or error about the place, the permissions and the owner of the store.
 
-    `place` is the filesystem of the store. With `readonly`, its owner is not checked.
+    `place` is the filesystem of the store. With `readonly`, the owner is not checked.
     """
     status = os.stat(place.path)
     # Use uids and not names: looking up a name may query a directory service, which may not answer.

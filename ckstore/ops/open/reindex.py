@@ -1,7 +1,7 @@
-"""Rebuild the catalog from the directories, which are authoritative (promise P5), and keep the old catalog aside.
+"""Rebuild the catalog from the directories, which are authoritative (promise P5), and rename the old catalog.
 
 The new catalog is filled in batches. Until it is complete, readers, savers and gc read the directories of checkpoints
-that it lacks. If the process dies at any point, the catalog is missing or incomplete, which the next opener corrects.
+that are not in the catalog yet. If the process dies, the next process that opens the store completes the catalog.
 """
 
 from __future__ import annotations
@@ -39,14 +39,15 @@ def reindex(context: Context, *, relink: bool = False, progress: Progress | None
     context.check_writable()
     layout = context.layout
     links.make_missing(layout.directories)  # a copy of a store may lack empty directories
-    # Check this before the old catalog is set aside, since an old catalog is better than half a catalog on a full disk.
+    # Check the space before the old catalog is renamed, since an old catalog is better than a partial one on a full
+    # disk.
     _check_space(context)
     places = sorted(key for key, _ in layout.published())
     shown = _ReindexProgress(context, places, progress, relink=relink)
     # Relink before the blobs are counted, so that the report has the resulting link counts.
     relinked = _relink(context, shown.blob_bytes) if relink else None
-    # The old catalog is renamed under the lock of writers, so that no process writes to it any more. A person can
-    # inspect it.
+    # The old catalog is renamed under the lock of writers, so that no process writes to it any more. It is kept so that
+    # users can inspect it.
     old = context.catalog.replace(timeout_s=TIMEOUT_S)
     census = StoreInventory(layout)
 
@@ -62,12 +63,14 @@ def reindex(context: Context, *, relink: bool = False, progress: Progress | None
         context.catalog.add_candidates(part, timeout_s=TIMEOUT_S)
     context.catalog.note_blobs_listed(machine.boot_id(), timeout_s=TIMEOUT_S)
     report = _report(context, census, restored_count, "" if old is None else str(old), relinked)
-    recover(context)  # this also enters the tags, even without checkpoints
+    recover(context)  # this also enters the tags, even if there is no checkpoint
     return report
 
 
 def _relink(context: Context, report: Callable[[int], None]) -> RelinkReport:
-    """Relink every checkpoint. The old files are moved to trash, and freed if no process has them open.
+    """Link all names of each blob to one file again, in all checkpoints.
+
+    The old files are moved to trash, and freed if no process has them open.
 
     Raises:
         OSError: The system refused an operation. Finished work remains, and the store is as sound as before. The old
@@ -79,20 +82,20 @@ def _relink(context: Context, report: Callable[[int], None]) -> RelinkReport:
         places = sorted(key for key, _ in context.layout.published())
         for key in places:
             relinker.checkpoint(key)
-        if relinker.found_damage:  # the only intact copy may have come after the damaged ones
+        if relinker.found_damage:  # an intact copy may be in a later checkpoint than the damaged copies
             for key in places:
                 relinker.checkpoint(key)
     except BaseException:
         staging.lock.release()
         raise
-    # Discard the old files only after success: after an error, they may be the only durable ones.
+    # Discard the old files only after success, since after an error they may be the only durable copies.
     reclaim.discard(context, staging)
     done = relinker.done
     return RelinkReport(done.checked_bytes, done.relinked_count, done.spare_bytes, tuple(sorted(done.damaged)))
 
 
 def _check_space(context: Context) -> None:
-    """Refuse if there is no room for a second catalog, since gc cannot free space on a full disk without a catalog."""
+    """Raise if there is no room for a second catalog, since gc cannot free space on a full disk without a catalog."""
     path = context.catalog.path
     try:
         wanted_bytes = os.stat(path, follow_symlinks=False).st_size + _MARGIN_BYTES
