@@ -1,7 +1,7 @@
 """Threads for the duration of one call; if no thread can be started, the thread of the caller does the work.
 
-The threads are started directly by `_thread`, because `threading` and `concurrent.futures` take locks of the whole
-process. If a signal handler that saves interrupted a thread holding such a lock, the save would deadlock.
+The threads are started directly with `_thread`, because `threading` and `concurrent.futures` take process-wide locks.
+If a signal handler that saves interrupted a thread holding such a lock, the save would deadlock.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ def default_threads(cores: int) -> int:
     return max(_LEAST_THREADS, min(cores // 2, _MOST_THREADS))
 
 
-# Count the cores in the affinity and not all cores of the machine: otherwise a rank that is bound to four of 64 cores
-# would start sixteen threads on four cores.
+# Count the cores in the CPU affinity and not all cores of the machine. Otherwise a rank that is bound to four of 64
+# cores would start sixteen threads on four cores.
 DEFAULT_THREADS = default_threads(len(os.sched_getaffinity(0)))
 
 
 class _Life:
-    """An object that only the interpreter refers to while a thread runs, so that it is freed when the thread ends."""
+    """An object to which only the interpreter refers while a thread runs, so that it is freed when the thread ends."""
 
     __slots__ = ("__weakref__",)
 
@@ -78,23 +78,24 @@ class Workers:
         if self._is_any_alive():
             self._jobs.put((future, work, args))
         else:
-            # No thread can be started because of a process limit or interpreter shutdown, so do the work here.
+            # No thread can be started because of a process limit or interpreter shutdown, so do the work now.
             _do(future, work, args)
 
     def map(self, work: Callable[[T], R], items: Iterable[T]) -> Generator[R]:
         """Start `work` for each item; yield its results, or raise its errors, in the order of the items.
 
-        When the generator ends, even by an error, no work is running. A caller that stops early must close it.
+        When the generator ends, even with an error, no work is running. A caller that stops early must close the
+        generator.
         """
         begun: list[Future[R]] = []
         try:
             for item in items:
-                begun.append(Future())  # add it before it is begun, so that a signal handler that raises cannot lose it
+                begun.append(Future())  # add it before its work begins, or a signal handler that raises could lose it
                 self._begin(begun[-1], work, item)
             for future in begun:
                 yield self.result(future)
         finally:
-            # Wait even after an error: running work would write to a directory that its caller discards.
+            # Wait even after an error, since running work could write to a directory that its caller discards.
             if os.getpid() == self._pid:
                 _patiently(lambda: _drop(begun), lambda: self._is_any_alive() and not all(map(Future.done, begun)))
 
@@ -142,7 +143,7 @@ class Workers:
     def _start_one(self) -> None:
         # The thread is counted before it is started. If a signal handler raises in between, the `_Life` of the thread
         # is freed at the latest in `_end`. This counts as the end of the thread, so that waiting for it returns. No
-        # variable may refer to the `_Life`, since the traceback of the handler's error would keep it.
+        # variable may refer to the `_Life`, since the traceback of the handler's error would keep it alive.
         # The end is recorded by C code, because a thread without memory cannot run even its first line of Python.
         self._next[:] = [_Life()]
         self._threads.append(weakref.ref(self._next[0], self._ended.put))
@@ -151,8 +152,8 @@ class Workers:
             _thread.start_new_thread(self._work, (self._next.pop(),))
 
     def _work(self, life: _Life) -> None:
-        # The interpreter refers to the object until this thread ends. A variable would keep it longer, in the traceback
-        # of an error.
+        # The interpreter refers to the object until this thread ends. A variable could keep it alive longer, in the
+        # traceback of an error.
         del life
         while (job := self._jobs.get()) is not None:
             try:
@@ -160,7 +161,7 @@ class Workers:
             except BaseException:
                 self._jobs.put(job)  # there was no memory to begin the job, so another thread or the caller does it
                 raise
-            del job  # its objects must not be kept until the next job
+            del job  # free its objects before waiting for the next job
 
 
 def _drop(begun: Sequence[Future[Any]]) -> None:
@@ -174,8 +175,8 @@ def _drop(begun: Sequence[Future[Any]]) -> None:
 
 def _patiently(end: Callable[[], object], is_more: Callable[[], bool]) -> None:
     """Call `end` until `is_more` returns False; only then raise exceptions of signal handlers, such as Ctrl-C."""
-    # If they were raised at once, threads would continue in a directory that is being deleted or whose lock was
-    # released. The third exception ends the wait, so that the user can end the program even if a disk hangs.
+    # If an exception were raised immediately, threads would continue in a directory that is being deleted or whose lock
+    # was released. The third exception ends the wait, so that the user can end the program even if a disk hangs.
     raised: list[BaseException] = []
     while is_more() and len(raised) < _PATIENCE:
         try:
@@ -210,7 +211,7 @@ def for_each(
             try:
                 work(item)
             except BaseException:
-                # Do this first, so that no other thread starts an item while `stopping` runs.
+                # Drop the items first, so that no other thread starts one while `stopping` runs.
                 waiting.clear()
                 stopping()
                 raise
@@ -218,7 +219,7 @@ def for_each(
             if threads == 1 and say is not None:
                 say()
 
-    # Use no pool for one thread: starting and joining a thread costs more than a small load.
+    # Use no pool for one thread, since starting and joining a thread costs more than a small load.
     if threads == 1:
         go_on()
         return

@@ -84,7 +84,7 @@ class _Attribute(Generic[T]):
 
     Args:
         member: The member in ``config.json``.
-        read: Returns its value for a store.
+        read: Returns the value of the setting for a store.
         to_json: Checks a new value, and returns its JSON value.
     """
 
@@ -98,7 +98,7 @@ class _Attribute(Generic[T]):
         def change(config: StoreConfig, value: T | None) -> None:
             context = config._context  # noqa: SLF001 - of this module
             new = None if value is None else to_json(context, member, value)
-            # Check this after the value, so that a wrong value is reported even if the store is open for reading only.
+            # Check the store after the value, so that a wrong value is reported even if the store is read-only.
             context.check_writable()
             config_file.edit(context.layout, member, lambda _: new)
             vars(context).pop(member, None)  # remove a cached value, such as the number of threads
@@ -142,52 +142,55 @@ class StoreConfig:
     """The policy that every process applies to a run after each save to it. If None, all checkpoints are kept.
 
     The save frees the data of dropped checkpoints. Checkpoints that exist when the policy is set are kept until the
-    next save of their run; ``store.prune()`` applies it at once.
+    next save of their run. ``store.prune()`` applies the policy immediately.
     """
 
     retention_by_run = _Attribute(config_file.BY_RUN, config_file.policies_by_run, _json_by_run)
     """Policies of single runs, by name or glob: ``{"sweep-*": RetentionPolicy(keep_last=1)}``.
 
-    For a run, the policy of its name applies, otherwise that of the longest matching glob, otherwise `retention`.
+    The policy with the name of a run applies to this run, otherwise the policy with the longest matching glob, and
+    otherwise `retention`.
     """
 
     budget = _Attribute(config_file.BUDGET, config_file.budget_of, _json_of_budget)
     """The maximum size of all blobs of checkpoints on disk: ``Budget("2TB", low_bytes="1.8TB")``. If None, no limit.
 
-    Above it, a save drops the oldest checkpoints of all runs once it is durable. Those that are the best by a rule of
-    their run are dropped last. Tagged, pinned and open checkpoints and the newest valid one of each run are kept. If
-    they alone exceed the budget, `prune` and a warning of the save report it.
+    If the size exceeds the budget, a save drops the oldest checkpoints of all runs once it is durable. Checkpoints that
+    are the best according to a rule of their run are dropped last. Tagged, pinned and open checkpoints and the newest
+    valid checkpoint of each run are kept. If these checkpoints alone exceed the budget, `prune` and a warning of the
+    save report this.
     """
 
     make_room = _policy(config_file.MAKE_ROOM)
-    """The policy by which a save that would not fit may drop checkpoints first. If None, it drops none.
+    """The policy for dropping checkpoints before a save that would otherwise not fit. If None, the save drops none.
 
-    The policy selects the checkpoints to keep, in every run. The save drops and frees the oldest of the remaining ones,
-    no more than it needs, and none if dropping all of them would not be enough. ``info.warnings`` names the dropped
-    ones. Tagged, pinned and open checkpoints and the newest valid one of each run are always kept.
+    The policy selects the checkpoints to keep, in every run. The save drops and frees the oldest of the remaining
+    checkpoints. It drops no more than necessary, and none if dropping all of them would not be enough.
+    ``info.warnings`` names the dropped checkpoints. Tagged, pinned and open checkpoints and the newest valid checkpoint
+    of each run are always kept.
 
-    Before that, and also without this policy, such a save evicts checkpoints that the `mirror` has, the oldest first.
-    It does not evict the checkpoints that `keep_local` keeps. Without `keep_local`, it does not evict those that this
-    policy keeps, or without both, the newest of each run.
+    Before it drops checkpoints, and even without this policy, such a save evicts checkpoints that the `mirror` has, the
+    oldest first. It does not evict the checkpoints that `keep_local` keeps. Without `keep_local`, it does not evict the
+    checkpoints that this policy keeps. Without both policies, it does not evict the newest checkpoint of each run.
     """
 
     read_back = _plain(config_file.READ_BACK)
-    """Whether a save reads its data back, bypassing the page cache, and compares it before it counts as durable.
+    """Whether a save reads its new data back from the disk, bypassing the page cache, and compares the bytes.
 
-    This detects a disk that stores different bytes from those that were written. New data is read once more. Default:
-    False.
+    The save does this before it reports success. This detects a disk that stores other bytes than were written.
+    Default: False.
     """
 
     recheck_share = _plain(config_file.RECHECK_SHARE)
-    """How many existing bytes a save reads again, as a share of the size of its state; 0 reads none.
+    """How many bytes of reused blobs a save rereads, as a share of the size of its state. If 0, none.
 
-    They are read from the disk, those read longest ago first, at least 256 KiB per save. Every byte of an unchanged
-    state is compared within 1 / `recheck_share` plus two saves. Corrupted data is written again from the state and
-    replaced in every checkpoint; ``info.warnings`` reports it. Default: 0.005.
+    The save rereads at least 256 KiB from the disk, and begins with the bytes that were read longest ago. Every byte of
+    an unchanged state is compared within 1 / `recheck_share` + 2 saves. Corrupted data is written again from the state
+    and replaced in every checkpoint, and ``info.warnings`` reports it. Default: 0.005.
     """
 
     save_retries = _plain(config_file.SAVE_RETRIES)
-    """How often a save is retried after a transient failure of the storage, each time as a new save. If 0, never.
+    """How many times a save is retried after a transient failure of the storage, each time as a new save.
 
     Transient failures are an I/O error, a stale file handle, a server or a network that did not answer, and a disk or
     quota that became full during the save. The pauses are 0.25, 1, 4 and 16 s, then 30 s each. ``info.warnings``
@@ -195,13 +198,15 @@ class StoreConfig:
     """
 
     wait_for_space_s = _plain(config_file.WAIT_FOR_SPACE_S)
-    """How many seconds a save waits for space on a full disk, after freeing all it may. If 0, it fails at once.
+    """How many seconds a save waits for space on a full disk, after freeing what it may. If 0, it fails immediately.
 
     Default: 0.
     """
 
     on_failed_save = _plain(config_file.ON_FAILED_SAVE)
-    """What integrations do if a save fails because of the storage: ``raise`` ends the training, ``warn`` continues it.
+    """The reaction of integrations to a save that fails because of the storage.
+
+    ``raise`` ends the training, and ``warn`` continues it.
 
     `Store.save` and `Store.commit` have an argument for this instead, since their callers use the result. Default:
     ``raise``.
@@ -213,53 +218,54 @@ class StoreConfig:
     health_share = _plain(config_file.HEALTH_SHARE)
     """The share of new data in which a save counts values that are not finite. 0 means none, 1 means all of it.
 
-    A share below 1 applies to chunks above 2 MiB: this share of each of them is checked, a different part in each save.
-    If that part has such a value, the whole tensor is counted. `CheckpointInfo.unhealthy` and
-    `CheckpointInfo.unchanged` have the results; with 0 neither is known. Default: 0.0625.
+    A share below 1 applies only to chunks above 2 MiB. A save checks this share of each such chunk, and the next save
+    checks another part. If the checked part has a value that is not finite, the whole tensor is counted.
+    `CheckpointInfo.unhealthy` and `CheckpointInfo.unchanged` have the results. If 0, both are unknown. Default: 0.0625.
     """
 
     grace_s = _plain(config_file.GRACE_S)
     """How many seconds dropped data is kept in ``trash/`` on a filesystem that other hosts also use.
 
     For this time, a reader on another host can continue to read a dropped checkpoint, and a save on another host can
-    pause. On other filesystems it has no effect. Default: 3600.
+    pause. On other filesystems, this setting has no effect. Default: 3600.
     """
 
     undo_by_hand_s = _plain(config_file.UNDO_BY_HAND_S)
-    """How many seconds `undo` can restore checkpoints that `delete` and `prune` dropped; 0 frees them at once.
+    """For how many seconds `undo` can restore checkpoints that `delete` and `prune` dropped.
 
-    Their data is kept meanwhile. ``gc(now=True)`` and a save without room free it earlier. If other hosts use the
-    store, `grace_s` applies instead. Default: 86400, a day.
+    If 0, their data is freed immediately. Otherwise the data is kept for this time, but ``gc(now=True)`` and a save
+    without room free it earlier. If other hosts use the store, `grace_s` applies instead. Default: 86400, a day.
     """
 
     undo_by_rule_s = _plain(config_file.UNDO_BY_RULE_S)
-    """As `undo_by_hand_s`, for checkpoints that a policy drops after a save or that a save replaces. Default: 0.
+    """Like `undo_by_hand_s`, but for checkpoints that a policy drops after a save or that a save replaces. Default: 0.
 
-    Checkpoints that a budget or `make_room` drops are freed at once, since their space is needed.
+    Checkpoints that a budget or `make_room` drops are freed immediately, since their space is needed.
     """
 
     evaluation_patience_s = _plain(config_file.EVALUATION_PATIENCE_S)
-    """How many seconds an evaluation keeps its checkpoint from being dropped; see `Store.follow`.
+    """For how many seconds an evaluation protects its checkpoint from being dropped; see `Store.follow`.
 
-    After that, a rule may drop the checkpoint, and this is reported. On a shared filesystem the checkpoint is also
-    given to an evaluator on another host, if the lock of the first evaluator is not visible on that host. Default:
-    3600.
+    After this time, a rule may drop the checkpoint, and the drop is reported. On a shared filesystem, an evaluator on
+    another host may then also get the checkpoint, if the lock of the first evaluator is not visible on that host.
+    Default: 3600.
     """
 
     shared = _plain(config_file.SHARED)
     """Whether other hosts use the store. If None, this is detected from the filesystem, as ``ckstore doctor`` shows.
 
-    Use True for a filesystem that ckstore does not know to be shared, and False for one that only this host uses, such
-    as some FUSE filesystems. With False, dropped data is freed at once, and data that other hosts have open is lost. A
-    change applies to stores that are opened afterwards: set it before other hosts open the store. Default: None.
+    Use True for a shared filesystem that ckstore does not recognize as shared, and False for a filesystem that only
+    this host uses, such as some FUSE filesystems. With False, dropped data is freed immediately, and data that other
+    hosts have open is lost. A change applies only to stores that are opened afterwards, so set it before other hosts
+    open the store. Default: None.
     """
 
     threads = _plain(config_file.THREADS)
-    """How many threads a save, a load, a checkout or a verification uses. If None, as many as the machine can use.
+    """How many threads a save, a load, a checkout or a verification uses. If None, this depends on the machine.
 
-    This means four, or half of the cores if there are more than eight, up to sixteen. Set it if a rank should use only
-    some of the cores of a machine, and its CPU affinity does not restrict it to them. Stores that are already open keep
-    their number. Default: None.
+    Then four threads are used, or half of the cores if there are more than eight, but at most sixteen. Set a number if
+    a rank should use only some of the cores of a machine, and its CPU affinity does not restrict it to these cores.
+    Stores that are already open keep their number of threads. Default: None.
     """
 
     mirror = _Attribute(
@@ -269,8 +275,9 @@ class StoreConfig:
     )
     """The remote to which each checkpoint is copied once it is durable locally. If None, there is no mirror.
 
-    A separate process pushes the newest checkpoints first. It neither delays a save nor makes it fail. It is started by
-    a save, and by an opening for writing if the mirror lacks a checkpoint. It outlives the training.
+    A separate process pushes the newest checkpoints first. It neither delays a save nor makes a save fail. A save
+    starts this process, and so does opening the store for writing if the mirror lacks a checkpoint. The process may
+    outlive the training.
     """
 
     mirror_age_s = _plain(MIRROR_AGE_S)
@@ -280,9 +287,9 @@ class StoreConfig:
     """The maximum upload rate of the mirror, in bytes per second. If None, no limit. Default: None."""
 
     mirror_keep = _plain(MIRROR_KEEP)
-    """How many of the newest checkpoints of each run that the mirror lacks are kept by policies. If 0, none.
+    """How many checkpoints of each run policies keep because the mirror lacks them, the newest first. If 0, none.
 
-    `make_room` may drop them for a save that would not fit. Default: 3.
+    `make_room` may drop these checkpoints for a save that would otherwise not fit. Default: 3.
     """
 
     cache_bytes = _plain(config_file.CACHE_BYTES)
@@ -296,25 +303,27 @@ class StoreConfig:
     keep_local = _policy(config_file.KEEP_LOCAL)
     """Which checkpoints keep their local data. If None, all do.
 
-    After a push, other checkpoints that the mirror has are evicted from the store, as by `evict`: they remain listed,
-    and reads download the data that they need. The policy does not count checkpoints without local data, and a tagged
-    or pinned one keeps its data.
+    After a push, the store evicts the other checkpoints that the mirror has, like `evict`. Evicted checkpoints remain
+    listed, and reads download the data that they need. The policy does not count checkpoints without local data. Tagged
+    and pinned checkpoints keep their local data.
     """
 
     keep_remote = _policy(KEEP_REMOTE)
     """Which checkpoints the mirror keeps, in the runs of this store. If None, all of them.
 
-    Other checkpoints are removed from the mirror, and `Remotes.prune` deletes their blobs after its grace period. Those
-    without local data are also dropped locally. Superseded checkpoints are also removed. Tagged and pinned checkpoints,
-    in the store or on the mirror, and the newest of each run are kept. Until a checkpoint that this policy keeps has
-    been pushed, no policy drops it locally. Only a save without room may drop it.
+    Other checkpoints are removed from the mirror, and `Remotes.prune` deletes their blobs after its grace period.
+    Removed checkpoints without local data are also dropped locally. Superseded checkpoints are also removed.
+    Checkpoints that are tagged or pinned in the store or on the mirror, and the newest checkpoint of each run, are
+    kept. Until a checkpoint that this policy keeps has been pushed, no policy drops it locally, but a save that would
+    otherwise not fit may drop it.
     """
 
     compact_after = _plain(config_file.COMPACT_AFTER)
     """The age at which a checkpoint is compacted automatically: ``12h``, ``7d`` or seconds. If None, never.
 
     A separate process compacts, with a share of one processor, at a lower priority than the training. A save starts
-    the process, at most every ten minutes, and it ends when no work is left. Tags, pins and `compact_keep` apply.
+    the process, at most every ten minutes, and the process ends when no work is left. Tags, pins and `compact_keep`
+    protect checkpoints from compaction.
     Writing and reading compacted checkpoints requires ``ckstore[compact]``. `Store.compact` works without this setting.
     Default: None.
     """
@@ -323,15 +332,15 @@ class StoreConfig:
     """The maximum share of one processor that compaction uses. Default: 0.1."""
 
     compact_keep = _plain(config_file.COMPACT_KEEP)
-    """How many of the newest checkpoints of each run compaction leaves plain. Default: 3."""
+    """How many of the newest checkpoints of each run are not compacted. Default: 3."""
 
     push_deltas = _plain(config_file.PUSH_DELTAS)
-    """Whether a push to object storage, also by a mirror, sends differences to existing blobs.
+    """Whether a push to object storage, including the pushes of a mirror, sends differences from existing blobs.
 
-    If the encoded form of a blob is at most half as large as the blob, the remote gets the encoded form, which is
-    decoded with an earlier checkpoint. For example, a step of reinforcement learning is sent as about a hundredth of
-    its size. Pushes and readers need ``ckstore[compact]``. Bases are kept on the remote as long as blobs are decoded
-    with them. Default: False.
+    If the encoded form of a blob is at most half as large as the blob, the push sends the encoded form, which is
+    decoded with a blob of an earlier checkpoint, its base. For example, the checkpoint of a step of reinforcement
+    learning is sent with about a hundredth of its size. Pushes and readers need ``ckstore[compact]``. The remote keeps
+    a base as long as another blob is decoded with it. Default: False.
     """
 
     def __init__(self, context: Context) -> None:
@@ -351,7 +360,7 @@ class StoreConfig:
 def set_run_policy(config: StoreConfig, run: str, policy: RetentionPolicy | None) -> None:
     """Set the policy of one run, or of the runs that match a glob; if None, remove it.
 
-    Other policies in `StoreConfig.retention_by_run` are kept, also those that another process sets at the same time.
+    Other policies in `StoreConfig.retention_by_run` are kept, including policies that another process sets meanwhile.
     """
     context = config._context  # noqa: SLF001 - of this module
     new = {} if policy is None else _json_by_run(context, config_file.BY_RUN, {run: policy})

@@ -1,4 +1,4 @@
-"""Read the settings in ``config.json``, and change one of them. Users do this with `config.StoreConfig`."""
+"""Read and change the settings in ``config.json``; `config.StoreConfig` is the interface for users."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ KEEP_LOCAL: Final = "keep_local"
 BY_RUN: Final = "retention_by_run"
 BUDGET: Final = "budget"
 SET_BY: Final = "set_by"
-"""The member with the user ids of those who set rules, by `RETENTION`, `MAKE_ROOM`, `BUDGET`, or a name in `BY_RUN`."""
+"""The member with the uid of the user who set each rule. Its keys are names of rules, or names in `BY_RUN`."""
 # The limit protects against a mistyped number, since each thread uses 2 MiB of private memory in a save.
 THREADS_MOST = 256
-# The maximum size of the file, which usually has some hundred bytes. A larger file is not read into memory.
+# The maximum size of the file, which usually has a few hundred bytes. A larger file is not read into memory.
 _MAX_BYTES = 2**20
 YEAR_S = 366 * 86400.0
 
 
 def number_in(least: float, most: float) -> Callable[[object], bool]:
-    """Return a check of a setting: a number in a range."""
+    """Return a function that checks that a value is a number in a range."""
     # `True` is an `int` in Python and must not be accepted as one second or one thread.
     return lambda value: isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most
 
 
 def whole_in(least: int, most: int) -> Callable[[object], bool]:
-    """Return a check of a setting: a whole number in a range."""
+    """Return a function that checks that a value is a whole number in a range."""
     is_in_range = number_in(least, most)
     return lambda value: isinstance(value, int) and is_in_range(value)
 
@@ -76,7 +76,7 @@ class Setting(Generic[T]):
     fits: Callable[[object], bool]  # whether a value is valid
 
     def of(self, config: Mapping[str, Any], where: str) -> T:
-        """Return its value in the given settings; `where` is their path, for messages."""
+        """Return the value of the setting in `config`; `where` is the path of the file, for messages."""
         value = config.get(self.name)
         if value is not None and not self.fits(value):
             refuse(where, self.name, self.wanted, value)
@@ -84,11 +84,12 @@ class Setting(Generic[T]):
 
 
 READ_BACK = Setting("read_back", default=False, wanted="true or false", fits=_is_bool)
-# With this share, rereading takes no longer than the noise of a save that writes nothing: docs/adr/0010-rereading.md.
+# With this share, rereading takes less time than the duration of a save that writes nothing varies anyway:
+# docs/adr/0010-rereading.md.
 RECHECK_SHARE = Setting("recheck_share", 0.005, "a number from 0 to 1", number_in(0, 1))
 # An NFS client caches, and a save on a busy cluster pauses, for less than this time: docs/adr/0011-grace.md.
 GRACE_S = Setting("grace_s", 3600.0, "seconds from 0 to a year", number_in(0, YEAR_S))
-# A person may notice a mistake on the next day. Rules drop with each save and rarely by mistake: docs/adr/0022-undo.md.
+# A person may notice a mistake on the next day. Rules drop at each save and rarely by mistake: docs/adr/0022-undo.md.
 UNDO_BY_HAND_S = Setting("undo_by_hand_s", 86400.0, "seconds from 0 to a year", number_in(0, YEAR_S))
 UNDO_BY_RULE_S = Setting("undo_by_rule_s", 0.0, "seconds from 0 to a year", number_in(0, YEAR_S))
 # Most evaluations take less time. A hung evaluator protects its checkpoint for this time: docs/how-to/evaluators.md.
@@ -97,20 +98,21 @@ SHARED: Setting[bool | None] = Setting("shared", None, "true or false", _is_bool
 THREADS: Setting[int | None] = Setting(
     "threads", None, f"a whole number from 1 to {THREADS_MOST}", whole_in(1, THREADS_MOST)
 )
-# If the mirror has greater numbers, this setting is raised, so that later saves get even greater numbers.
+# If the mirror has greater sequence numbers, this setting is raised, so that later saves get even greater numbers.
 LEAST_SEQUENCE = Setting("least_sequence", 0, f"a whole number from 0 to {MAX_SEQUENCE}", whole_in(0, MAX_SEQUENCE))
 CACHE_BYTES: Setting[int | None] = Setting(
     "cache_bytes", None, "a whole number of bytes, 0 or more", whole_in(0, 2**53)
 )
 # A larger share would take more than 5 % of the processor time of a save: docs/adr/0033-health.md.
 HEALTH_SHARE = Setting("health_share", 0.0625, "a number from 0 to 1", number_in(0, 1))
-# Off by default: reading compacted checkpoints requires an extra.
+# This is off by default, because reading compacted checkpoints requires an extra.
 COMPACT_AFTER: Setting[float | str | None] = Setting(
     "compact_after", None, "a duration such as '12h', or seconds", _is_duration
 )
 COMPACT_SHARE = Setting("compact_share", 0.1, "a number from 0.001 to 1", number_in(0.001, 1))
 COMPACT_KEEP = Setting("compact_keep", 3, "a whole number from 1 to 10000", whole_in(1, 10_000))
-# Off by default: if a node dies, the mirror has the last copy, and plain blobs need no other blob (docs/adr/0024).
+# This is off by default. If a node dies, the mirror has the last copy, and plain blobs need no other blob to be decoded
+# (docs/adr/0024).
 PUSH_DELTAS = Setting("push_deltas", default=False, wanted="true or false", fits=_is_bool)
 SAVE_RETRIES = Setting(
     "save_retries", SavePatience().retries, f"a whole number from 0 to {RETRIES_MOST}", whole_in(0, RETRIES_MOST)
@@ -177,11 +179,11 @@ class StoreRules:
     """The rules by which a store drops checkpoints, as far as they apply to the saves of this user.
 
     Attributes:
-        default: The policy of runs without their own. If None, all their checkpoints are kept.
+        default: The policy of runs without their own policy. If None, all checkpoints of these runs are kept.
         by_run: The policies of single runs, by name or glob.
         budget: The maximum size of all checkpoints, or None.
-        own_only: The rules that apply only to the checkpoints of this user, who set them and is not the owner of the
-            store: ``retention``, ``budget``, and names of `by_run`.
+        own_only: The names of the rules that apply only to the checkpoints of this user, who set these rules and is not
+            the owner of the store: ``retention``, ``budget``, and names of `by_run`.
     """
 
     default: RetentionPolicy | None
@@ -237,7 +239,7 @@ def rule_scopes(layout: Layout, config: Mapping[str, Any], rules: Iterable[str])
     by = config.get(SET_BY)
     authors = by if isinstance(by, dict) else {}
     if root.st_mode & stat.S_ISVTX:
-        # With the sticky bit, only the owner of the file is certain, since its content may name any user.
+        # With the sticky bit, only the owner of the file is certain, since the content of the file may name any user.
         found = dirfd_stat.find(layout.config)
         authors = dict.fromkeys(rules, root.st_uid if found is None else found.st_uid)
     scopes: dict[str, Scope] = {}
@@ -318,7 +320,7 @@ def save_checks_or_all(layout: Layout) -> SaveChecks:
         return SaveChecks(
             READ_BACK.of(config, where), share, LEAST_SEQUENCE.of(config, where), float(HEALTH_SHARE.of(config, where))
         )
-    # Making more checks is always correct, and a save must not fail because the settings of its checks are damaged.
+    # Making all checks is always correct, and a save must not fail because the settings of its checks are damaged.
     except (CkstoreError, OSError) as error:
         return SaveChecks(read_back=True, recheck_share=1.0, unread=error)
 
@@ -333,7 +335,7 @@ def save_patience_of(layout: Layout) -> SavePatience:
 
 
 def edit(layout: Layout, member: str, make: Callable[[Any], object]) -> None:
-    """Set one setting to the value that `make` returns for the present value, or for None if it is not set.
+    """Set one setting to the result of `make`, whose argument is the current value, or None if it is not set.
 
     After an error, the setting is unchanged.
     """
@@ -346,13 +348,13 @@ def edit(layout: Layout, member: str, make: Callable[[Any], object]) -> None:
             config[member] = value
         if member in (RETENTION, MAKE_ROOM, BY_RUN, BUDGET):
             _note_author(layout, config, member, before, value)
-        # `to_write` parses the data before it is written, since an unreadable file would make every later save fail.
+        # `to_write` parses the data before it is written, so that the file always remains readable.
         data = to_write(_Document(config), _parse, most_bytes=_MAX_BYTES, where=str(layout.config))
         atomic_file.replace_file(layout, lock, fd, layout.config.name, data)
 
 
 def _note_author(layout: Layout, config: dict[str, Any], member: str, before: object, value: object) -> None:
-    """Record the user who set a rule, unless it is the owner of the store or root.
+    """Record the user who set a rule, unless this user is the owner of the store or root.
 
     The rule then applies only to the checkpoints of that user.
     """

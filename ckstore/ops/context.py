@@ -57,7 +57,7 @@ T = TypeVar("T")
 # The maximum share of the time that checks for marks of damage take. A check of 100,000 checkpoints takes 0.5 s.
 _MARKS_SHARE = 1 / 20
 _MARKS_FREE_S = 0.005
-"""The duration up to which the check is made with every save: enough for 1,000 checkpoints at 4 to 6 µs on ext4."""
+"""The duration up to which every save makes the check. It suffices for 1,000 checkpoints at 4 to 6 µs each on ext4."""
 _MOST_LINEAGES = 4  # the lineage of a checkpoint with 20,000 tensors takes 10 MB
 _AS_A_WRITER = "run the command as a user who may write there"
 
@@ -67,11 +67,11 @@ class CopyAnswer(NamedTuple):
 
     data: bytearray | None  # its bytes, checked by digest; None if no place has them
     source: str  # the place that sent the bytes, for messages
-    problems: tuple[str, ...]  # the answers of the places that did not send them
+    problems: tuple[str, ...]  # the answers of the places that did not send the bytes
 
 
 class CopySource(Protocol):
-    """Requests right bytes from other places; its length is the number of places. It is used by several threads."""
+    """Requests intact bytes from other places, for several threads; its length is the number of places."""
 
     def __len__(self) -> int: ...
 
@@ -83,12 +83,12 @@ class CopySource(Protocol):
 
 
 class Rescuer(Protocol):
-    """Repairs data that loads of one open store find damaged or missing. It is used by several threads."""
+    """Repairs data that loads of one open store find damaged or missing. Several threads use it."""
 
     def blob(
         self, directory: CheckpointDirectory, error: Unreadable, blob: BlobRecord, *, first: bool
     ) -> memoryview | None:
-        """Repair the file that an error is about. Return None on success, otherwise the bytes of the blob."""
+        """Repair the damaged file of a blob; return None on success, otherwise the bytes of the blob."""
 
     def checkpoint(self, key: CheckpointKey) -> bool:
         """Repair every missing or marked blob of a checkpoint; return whether the checkpoint is then complete."""
@@ -115,16 +115,17 @@ class Evictor(Protocol):
 
 
 class SaveWatch:
-    """The observer of a save. The save calls it from several threads. In this base class, only `pause` has an effect.
+    """The observer of a save, which several threads of the save call.
 
-    Subclasses inform the trainer of a background saver, or coordinate several ranks.
+    In this base class, only `pause` has an effect. Subclasses inform the trainer of a background saver, or coordinate
+    several ranks.
     """
 
     def staged(self) -> None:
         """Note that the staging directory exists. Next, existing blobs are looked up and data is hashed."""
 
     def hashed(self, nbytes: int) -> None:
-        """Note that this many more bytes were hashed."""
+        """Note that `nbytes` more bytes were hashed."""
 
     def writing(self) -> None:
         """Note that a blob is about to be written."""
@@ -139,7 +140,7 @@ class SaveWatch:
         """Note that the next rename may publish the save at this step. An error prevents the rename."""
 
     def sealed(self, staging: Staging, manifest: Manifest, rule: Rule) -> None:
-        """Note that everything is sealed in `staging` and the rename is next. An error prevents the rename."""
+        """Note that the checkpoint is sealed in `staging` and the rename is next. An error prevents the rename."""
 
     def committed(self, info: CheckpointInfo) -> None:
         """Note that the checkpoint is durable. Its tags, the catalog and retention follow."""
@@ -174,15 +175,15 @@ class ProcessCache:
     seen_names: dict[str, frozenset[str]] = field(default_factory=dict)
     # The facts of manifests that this process has read or written.
     manifests: ManifestCache = field(default_factory=ManifestCache)
-    # The directories of checkpoints. For each one that is not `unsure`, the number is at most `greatest_sequence`.
+    # The directories of checkpoints. If a checkpoint is not `unsure`, its number is at most `greatest_sequence`.
     directories: DirectoryCache = field(default_factory=DirectoryCache)
-    # The names in trash of checkpoints whose numbers are at most `greatest_sequence`.
+    # The names in trash of the checkpoints whose sequence numbers were checked and are at most `greatest_sequence`.
     waiting: frozenset[str] = frozenset()
-    # The state of each run when this process last made its name durable, as `objects.publish` keeps it.
+    # Run -> its state when this process last made its name durable. `objects.publish` keeps these entries.
     synced_runs: dict[str, RunStamp | None] = field(default_factory=dict)
     # Checkpoints whose rows in the catalog are wrong and could not be repaired yet.
     distrusted: dict[CheckpointKey, Stamp | None] = field(default_factory=dict)
-    # Run -> the fingerprints and digests of the chunks in another memory space in its last save.
+    # Run -> the fingerprints and digests of those chunks of its last save that are in another memory space.
     chunk_fingerprints: dict[str, dict[tuple[str, int, int, int], tuple[bytes, str]]] = field(default_factory=dict)
     # Device, inode and change time of ``store.json`` when its id was last checked.
     settings_file: tuple[int, int, int] | None = None
@@ -224,8 +225,8 @@ class Context:
     # The modules of higher floors whose `attach` was called with this store. A background saver also calls `attach`.
     attached: tuple[str, ...] = ()
     # Fills memory with a range of a blob of an open checkpoint, from a remote or from an older piece. If the last
-    # argument is True, the cache is bypassed. The function returns how many bytes were downloaded, or None if it
-    # cannot. The field is None without access to remotes.
+    # argument is True, the cache is bypassed. The function returns how many bytes were downloaded, or None if it cannot
+    # fill the memory. The field is None without access to remotes.
     fetch: Callable[[CheckpointDirectory, BlobRecord, int, memoryview, OldPiece | None, bool], int | None] | None = None
     # Repairs data that loads find damaged, from the store itself and its remotes. If None, loads repair nothing.
     rescuer: Rescuer | None = None
@@ -250,12 +251,12 @@ class Context:
 
     @LazyProperty
     def threads(self) -> int:
-        """The number of threads of a call, by the settings or the machine."""
+        """The number of threads of a call, from the settings or for this machine."""
         return self._setting_or_default(THREADS) or DEFAULT_THREADS
 
     @LazyProperty
     def on_failed_save(self) -> OnFailure:
-        """What integrations do if a save fails because of the storage."""
+        """The reaction of integrations to a save that fails because of the storage."""
         return self._setting_or_default(ON_FAILED_SAVE)
 
     @LazyProperty
@@ -300,24 +301,24 @@ class Context:
         """Return the keys of this store at the beginning of a call; see `api_calls.api_call`.
 
         Raises:
-            StoreNotFound: Another store has the path of this one.
+            StoreNotFound: Another store is now at the path of this store.
         """
         self.check_is_same_store()
         return places_of(self.layout.path)
 
     def check_writable(self) -> None:
-        """Raise if this process must not write to the store, or another store has taken its place.
+        """Raise if this process must not write to the store, or another store has replaced it.
 
         Raises:
             ReadOnlyStore: The store was opened for reading only.
             SaveFailed: Writes are disabled after an error.
-            StoreNotFound: Another store has the path of this one.
+            StoreNotFound: Another store is now at the path of this store.
         """
         self.check_accepts_writes()
         self.check_is_same_store()
 
     def check_is_same_store(self) -> None:
-        """Raise StoreNotFound if another store was created or mounted at the path of this one since it was opened."""
+        """Raise StoreNotFound if another store was created or mounted at the path of this store after its opening."""
         try:
             found = dirfd_stat.status(self.layout.settings)
             identity = (found.st_dev, found.st_ino, found.st_ctime_ns)
@@ -325,7 +326,7 @@ class Context:
                 return
             uuid = read_settings(self.layout.path).uuid
         except (CkstoreError, OSError):
-            # If only this file is damaged, the training must continue. If the store is missing, its next access raises.
+            # If only store.json is damaged, the training must continue. A missing store raises at the next access.
             return
         if uuid != self.settings.uuid:
             raise another_store(self.layout, uuid, self.settings.uuid)
@@ -404,11 +405,12 @@ class Publication:
 class Subscriber(NamedTuple):
     """A function that is called after each commit."""
 
-    name: str  # what it does, for messages; also the key of its problem in `Notices.problems`
+    name: str  # its action, for messages; also the key of its problem in `Notices.problems`
     told: Callable[[Publication], Sequence[str]]  # returns notes for the user
     of_caller: bool = False  # also called in the process of the caller if a saver or another rank published
-    # Returns members for the metadata of a save that begins in this thread, if the caller has not given them. It is
-    # called in the process of the caller, without I/O, and does not raise. If there are ranks, only the first calls it.
+    # Returns members for the metadata of a save that begins in this thread. Members of the same name from the caller
+    # take precedence. The function is called in the process of the caller, and must neither do I/O nor raise. If there
+    # are ranks, only the first rank calls it.
     facts: Callable[[], Mapping[str, Any]] | None = None
 
 

@@ -1,7 +1,7 @@
 """The download cache for reads of evicted checkpoints, in ``remotes/.cache/``. Source: docs/format/v1.md.
 
-Each file has one range of a blob. Readers verify cached bytes like those from a remote, and any process may remove
-files at any time. Only ranges of blobs without a local file are added.
+Each file has one range of a blob. Readers verify cached bytes in the same way as bytes from a remote, and any process
+may remove files at any time. Only ranges of blobs without a local file are added.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _mutex = threading.RLock()  # a signal handler may load while this thread holds 
 
 def _renew_in_child() -> None:
     global _mutex  # noqa: PLW0603
-    _mutex = threading.RLock()  # another thread of the parent may hold the old one forever
+    _mutex = threading.RLock()  # a thread that does not exist in the child may have held the old mutex
 
 
 os.register_at_fork(after_in_child=_renew_in_child)
@@ -54,7 +54,7 @@ def _kept(layout: Layout) -> list[tuple[str, os.stat_result]]:
 
 
 def limit_bytes(layout: Layout, kept_bytes: int) -> int:
-    """Return the limit: the setting, or a tenth of the disk, but at most half of the space free without the cache."""
+    """Return the limit: the setting or a tenth of the disk, but at most half of the space free without the cache."""
     wanted = setting_of(layout, CACHE_BYTES)
     room = dirfd_stat.free_space(layout.path)
     share = room.total_bytes // _DISK_SHARE if wanted is None else wanted
@@ -62,7 +62,7 @@ def limit_bytes(layout: Layout, kept_bytes: int) -> int:
 
 
 def clear(layout: Layout) -> int:
-    """Remove all cached ranges, as far as this process may; return how many bytes were freed."""
+    """Remove all cached ranges that this process may remove; return how many bytes were freed."""
     gone = 0
     for name, status in _kept(layout):
         with suppress(OSError):
@@ -114,15 +114,15 @@ class DownloadCache:
                 with _mutex:
                     self._pending_bytes -= len(data)
             with _mutex:
-                if self._find(digest, offset, offset + len(data)) is None:  # a scan may have added it already
+                if self._find(digest, offset, offset + len(data)) is None:  # a scan may have added the range already
                     self._enter(f"{digest}.{offset}.{len(data)}", len(data))
 
     def _write(self, name: str, data: memoryview) -> None:
-        """Write a range. The caller must not hold the mutex, or the threads of all stores would wait for one disk."""
+        """Write a range. The caller must not hold the mutex, since threads of other stores would wait for this disk."""
         links.make_directory(self._folder.parent)
         links.make_directory(self._folder)
-        # Write to a temporary name and rename the complete file, since another process may read it at once. There is no
-        # fsync, since the range can be downloaded again.
+        # Write to a temporary name and rename the complete file, since another process may read the file immediately.
+        # There is no fsync, since the range can be downloaded again.
         half = self._folder / f".{os.getpid()}-{threading.get_ident()}"
         try:
             with files.opened(half, _CREATE) as fd:
@@ -169,7 +169,7 @@ class DownloadCache:
         self._nbytes += nbytes
         match = _RANGE.match(name)
         if match is None or not is_digest(match[1]) or int(match[3]) != nbytes:
-            return  # it is a partial file of a killed process, which is removed when it is the oldest
+            return  # a partial file of a killed process, which is removed once it is the oldest file
         ranges = self._ranges if self._ranges is not None else {}
         ranges.setdefault(match[1], []).append(_Range(int(match[2]), int(match[2]) + nbytes, name))
         self._ranges = ranges

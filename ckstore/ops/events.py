@@ -1,6 +1,6 @@
 """The journal of a store: add and read events.
 
-``events.jsonl`` has a line for each event. It is bounded and only informative, and may be lost.
+``events.jsonl`` has a line for each event. The journal is only informative. Its size is limited, and it may be lost.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ckstore.ops.context import Context
 
 _POLL_S = 0.5
 EVENTS, OLDER = "events.jsonl", "events.jsonl.1"
-# The maximum size of each of the two files, which together have about 40,000 events and are read in 0.25 s.
+# The maximum size of each of the two files. Together they have about 40,000 events, and are read in 0.25 s.
 MOST_BYTES = 4 * 2**20
 _READ_BYTES = 4 * MOST_BYTES  # a larger file, which another program has written, is not read
 
@@ -35,7 +35,7 @@ def note(
     seconds: float | None = None,
     metrics: tuple[str, ...] | None = None,
 ) -> None:
-    """Add an event to the journal, if possible; the store must be writable."""
+    """Add an event to the journal if possible, unless the store was opened for reading only."""
     if context.readonly:
         return
     now = text_of_time(datetime.now(UTC))
@@ -69,7 +69,7 @@ def following(context: Context, *, since: object = None, run: str | None = None)
 def _append(layout: Layout, event: Event) -> None:
     """Add an event, if possible.
 
-    No error is raised: a durable save must neither fail nor wait for a line that is only informative.
+    No error is raised, since a durable save must neither fail nor wait for a line that is only informative.
     """
     try:
         with files.opened_directory(layout.root) as fd:

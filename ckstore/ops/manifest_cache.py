@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 _MOST_BLOBS = 200_000
-"""The maximum number of blobs in all cached manifests, which take about 40 MB."""
+"""The maximum number of blobs in all cached manifests. The records of these blobs take about 40 MB."""
 _AS_BLOBS = 8
 """The memory for a manifest without its blobs, expressed as a number of blobs."""
 _TICK_NS = 50_000_000
@@ -40,7 +40,7 @@ _mutex = threading.RLock()  # a signal handler may save while this thread holds 
 
 def _renew_in_child() -> None:
     global _mutex  # noqa: PLW0603
-    _mutex = threading.RLock()  # another thread of the parent may hold the old one forever
+    _mutex = threading.RLock()  # a thread that does not exist in the child may have held the old mutex
 
 
 os.register_at_fork(after_in_child=_renew_in_child)
@@ -70,8 +70,8 @@ class ManifestCache:
         return self._known.get(stamp, (None, None))[0]
 
     def remember(self, stamp: FileStamp, manifest: Manifest, manifest_id: str) -> None:
-        """Remember a manifest; the oldest are dropped if there are too many."""
-        # Leaves of 20,000 tensors take tens of MB of the trainer's memory, and only the blobs are needed again.
+        """Remember a manifest; if there are too many, the manifests that were remembered first are forgotten."""
+        # Leaves of 20,000 tensors take tens of MB of the trainer's memory, and they are not needed again.
         slim = replace(manifest, leaves=(), storages=(), state=None)
         self._note(stamp, CheckpointInfo.of(manifest, manifest_id), slim)
 
@@ -139,7 +139,8 @@ class DirectoryCache:
 
     def of_step(self, layout: Layout, run: str, step: int) -> list[CheckpointKey]:
         """Return the keys of the existing directories of one step."""
-        # Without reliable stamps, the whole run would be listed each time. Searching one step takes a quarter of that.
+        # Without reliable stamps, the whole run would be listed each time. A search for one step takes a quarter of
+        # that time.
         if not layout.view.sees_changes:
             return layout.of_step(run, step)
         self._runs[run] = seen = self._look(layout, run)
@@ -153,9 +154,9 @@ class DirectoryCache:
         return seen
 
     def judged(self, runs: Mapping[str, RunListing], unsure: set[CheckpointKey]) -> None:
-        """Record that the order of all checkpoints returned by `look` is known, except that of `unsure`."""
+        """Record that the sequence numbers of all checkpoints that `look` returned are known, except `unsure`."""
         for run, seen in runs.items():
-            # Compare by identity: another thread may have stored a newer state of the run, which was not checked.
+            # Compare by identity, since another thread may have stored a newer state of the run, which was not checked.
             if self._runs.get(run) is seen:
                 self._runs[run] = replace(seen, unsure=frozenset(unsure & seen.published.keys()))
 
@@ -164,9 +165,9 @@ class DirectoryCache:
 
         Args:
             place: The checkpoint.
-            inode: The inode number of its directory. If None, it was dropped.
-            change: The state of the run before and after the change, during which no other process could drop anything
-                in it. None if it is unknown.
+            inode: The inode number of its directory. If None, the checkpoint was dropped.
+            change: The state of the run before and after the change, or None if it is unknown. No other process could
+                drop a checkpoint of the run in between.
         """
         try:
             self._runs[place.run] = _after_change(self._runs.get(place.run, RunListing()), place, inode, change)
@@ -186,7 +187,7 @@ def _after_change(seen: RunListing, place: CheckpointKey, inode: int | None, cha
     if others:
         steps[place.step] = others
     stamp = None
-    # Keep a stamp only if nothing changed between the last listing and this change. Otherwise the record would lack a
+    # Keep a stamp only if nothing changed between the last listing and this change. Otherwise the record could lack a
     # checkpoint.
     if change is not None and change.before is not None and change.before == seen.stamp:
         stamp = _trusted(change.after, published)
@@ -244,5 +245,5 @@ class HighWaterMark:
         return self._heap[0]
 
     def raise_to(self, number: int) -> None:
-        """Keep the greater of both numbers."""
+        """Raise the number to `number`, if that is greater."""
         heapq.heappushpop(self._heap, number)

@@ -49,15 +49,15 @@ class MirrorRecord:
     """The content of the file."""
 
     remote: str = ""  # name of the remote
-    uuid: str = ""  # uuid of the remote, since another remote may get its name
+    uuid: str = ""  # uuid of the remote, since another remote may later have the same name
     ids: frozenset[str] = field(default_factory=frozenset)  # the checkpoints of this store that the mirror has
     problem: str = ""  # why the last try failed; empty if it succeeded
     # Key of a tag, a pin or annotations -> digest of the version that was last pushed.
     documents: dict[str, str] = field(default_factory=dict)
     since: str = ""  # when the current series of failed tries began; empty if the last try succeeded
-    refused: str = ""  # since when the mirror has refused the credentials; empty if the last try was not refused
+    refused: str = ""  # when the mirror began to refuse the credentials; empty if the last try was not refused
     looked: str = ""  # when the mirror was last listed completely; empty if never
-    missing: dict[str, str] = field(default_factory=dict)  # id -> what the mirror has lost of a checkpoint
+    missing: dict[str, str] = field(default_factory=dict)  # id of a checkpoint -> a text about its data that is lost
     pruned: frozenset[str] = field(default_factory=frozenset)  # checkpoints that `keep_remote` of this store removed
     # Key -> digests of earlier pushed versions, the latest last. If the mirror has one of these,
     # the mirror was restored from a backup.
@@ -153,7 +153,7 @@ def read_mirrored(layout: Layout, remote: str) -> MirrorRecord:
 
 
 def _change(layout: Layout, remote: str, uuid: str, make: Callable[[MirrorRecord], MirrorRecord]) -> None:
-    """Change the record of a mirror durably, unless another remote has got the name in the meantime."""
+    """Change the record of a mirror durably, unless another remote now has the name."""
     path = _place(layout)
     links.make_directory(layout.remotes)
     # Read the record under the lock, since processes that mirror and processes that pull both write it.
@@ -222,10 +222,11 @@ def forget_if_older(layout: Layout, remote: str, run: str, sequence: int, pushed
         layout: The store.
         remote: A remote.
         run: A run that this store owns on the remote.
-        sequence: The number on the remote of the last publication by this store. If it is not the recorded number, the
-            store was restored from a backup, or the process was killed before it recorded the number.
+        sequence: The sequence number of the last publication by this store, as read from the remote. If it differs from
+            the recorded number, the store was restored from a backup, or the process was killed before it recorded the
+            number.
         pushed: The keys of small objects that this store pushed. Other objects were taken from the remote. They remain
-            in the record and are not pushed, since another store may have changed them in the meantime.
+            in the record and are not pushed, since another store may have changed them meanwhile.
     """
 
     def forgotten(known: MirrorRecord) -> MirrorRecord:
@@ -239,9 +240,9 @@ def forget_if_older(layout: Layout, remote: str, run: str, sequence: int, pushed
 
 
 def note_taken(layout: Layout, remote: str, documents: Mapping[str, str]) -> None:
-    """Record small objects that were taken from a remote that is or may become the mirror, so that they are not pushed.
+    """Record small objects from a remote that is or may become the mirror, so that they are not pushed back.
 
-    They must not be pushed back, since another store may have changed them on the remote in the meantime.
+    Another store may have changed these objects on the remote meanwhile.
     """
     uuid = uuid_now(layout, remote)
     if documents and uuid and setting_of(layout, MIRROR) in (None, remote):
@@ -251,7 +252,7 @@ def note_taken(layout: Layout, remote: str, documents: Mapping[str, str]) -> Non
 def note_looked(
     layout: Layout, remote: str, missing: Mapping[str, str], documents: Container[str], removed: Iterable[str]
 ) -> None:
-    """Record checkpoints and documents that a mirror has lost; those with local data are pushed again.
+    """Record checkpoints and small objects that a mirror has lost, so that they are pushed again if they are local.
 
     `removed` are checkpoints that `keep_remote` had removed before the store was restored from a backup.
     """
@@ -310,11 +311,11 @@ def note_problem(layout: Layout, remote: str, problem: str, *, is_refused: bool 
 def behind(layout: Layout, remote: str, infos: Iterable[CheckpointInfo]) -> list[CheckpointInfo]:
     """Return which of the checkpoints a mirror lacks according to the record, the newest first."""
     known, listed = read_mirrored(layout, remote), [*infos]
-    # Checkpoints without local data are on a remote: they were pulled from it, or evicted because it has them.
+    # Checkpoints without local data are already on a remote, since they were pulled from it or evicted.
     lacking = [info for info in listed if info.id not in known.ids and not info.elsewhere]
     if any(info.id in known.pruned for info in lacking):
-        # If the rule removed a checkpoint from the mirror and now keeps it, for example because of a tag, it must be
-        # pushed again.
+        # If `keep_remote` removed a checkpoint from the mirror but keeps it now, for example because of a tag, the
+        # checkpoint must be pushed again.
         policy = policy_of(layout, KEEP_REMOTE)
         pins: list[Pin] = []
         with suppress(CkstoreError):  # an unreadable pin must not prevent other checkpoints from being mirrored
@@ -328,7 +329,8 @@ def wanted_there(policy: RetentionPolicy, pins: Iterable[Pin], infos: Iterable[C
     """Return the ids of local checkpoints that `keep_remote` keeps on the mirror for local reasons, and the reasons."""
     listed, at = sorted(infos, key=lambda info: info.order), now()
     pinned = {pin.id: str(pin) for pin in pins if not pin.expired(at)}
-    # Apply the policy to the local order: an earlier use of the run may have left greater numbers on the mirror.
+    # Apply the policy to the local order, since an earlier use of the run's name may have left greater sequence numbers
+    # on the mirror.
     current = [Candidate(info) for info in listed if not info.superseded]
     by_policy = {entry.info.id for entry in plan(policy, current, at).kept}
     newest = {info.run: info for info in listed}
@@ -386,7 +388,7 @@ def kept_for_mirror(context: Context, infos: Iterable[CheckpointInfo]) -> dict[s
             found[info.name] = not_yet(remote)
     policy = policy_of(layout, KEEP_REMOTE)
     if policy is not None and lacking:
-        # A checkpoint that `keep_remote` keeps must be pushed before it is dropped locally, or it would be lost.
+        # A checkpoint that `keep_remote` keeps must be pushed before it is dropped locally, since it would be lost.
         wanted = {entry.info.name for entry in plan(policy, [*map(Candidate, listed)], now()).kept}
         found |= {info.name: not_yet(remote) for info in lacking if info.name in wanted}
     return found

@@ -16,7 +16,7 @@ MIRROR_AGE_S = Setting("mirror_age_s", 600.0, "seconds from 1 to a year", number
 MIRROR_BYTES_S: Setting[int | None] = Setting(
     "mirror_bytes_s", None, "a whole number of bytes a second above 0", whole_in(1, 2**53)
 )
-# If the remote is down during many saves, three checkpoints are kept for it and not one for each save.
+# If the remote is down during many saves, only three checkpoints are kept for it, and not all.
 MIRROR_KEEP = Setting("mirror_keep", 3, "a whole number from 0 to 10000", whole_in(0, 10_000))
 KEEP_REMOTE: Final = "keep_remote"
 

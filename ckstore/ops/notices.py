@@ -29,8 +29,8 @@ class Notices:
 
     def tell_unavailable(self, error: CatalogUnavailable, *, is_private: bool) -> None:
         """Warn, once per open store, that the directories are read because the catalog cannot be used."""
-        # Do not warn if the user need not act: if this user may not open the catalog, if another process is replacing
-        # it, or if a reader has no private catalog.
+        # Do not warn in three cases in which the user need not act: this user may not open the catalog, another process
+        # is replacing the catalog, or a reader has no private catalog.
         if error.why == "unreadable" or _CATALOG in self.problems or (is_private and error.why == "missing"):
             return
         hint = f"; {error.hint}" if error.hint else ""
@@ -46,7 +46,7 @@ class Notices:
                 f"this save names no run, so it goes to the run {DEFAULT_RUN}, but the loaded checkpoint is of the run "
                 f"{run}. To continue that, open the store with run={run!r}; otherwise pass run={DEFAULT_RUN!r}"
             )
-            # Warn only once: after the warning, another save without a run is the user's decision.
+            # Warn only once, since a further save without a run is then the user's decision.
             self.run_guessed = ""
 
 
@@ -54,12 +54,12 @@ def tell_not_durable(reason: str, settings: StoreSettings) -> None:
     """Warn, once per store, user and machine, if a power cut may lose saved checkpoints."""
     if not reason or reason in _warned_not_durable:
         return
-    # Record this before `note_once`: if the home directory is read-only, this process still warns only once.
+    # Record the reason before `note_once`, so that this process warns only once, even with a read-only home directory.
     _warned_not_durable.add(reason)
     from ckstore.fs.host.own_folders import note_once
 
-    # Warn once for all processes, so that not every rank and every restart of a job repeats the warning. The reason
-    # contains the path, so a copy of the store with the same uuid has its own warning.
+    # Warn once for all processes, so that ranks and restarts of a job do not repeat the warning. The reason contains
+    # the path, so a copy of the store with the same uuid has its own warning.
     told = settings.algorithm.digest(reason.encode("utf-8", "surrogatepass"))  # the path need not be UTF-8
     if note_once(settings.uuid, f"told-{told}"):
         warn(f"a power cut may lose checkpoints in this store: {reason}")

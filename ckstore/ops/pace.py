@@ -22,7 +22,7 @@ _STRETCH_S = 0.02
 
 
 class RateLimiter:
-    """Limits the total read rate of several threads: before a read, a thread waits until the rate allows it."""
+    """Limits the total read rate of several threads. Before a read, a thread waits until the rate allows the read."""
 
     def __init__(
         self, bytes_s: float, *, clock: Clock = time.monotonic, sleep: Callable[[float], None] = time.sleep
@@ -91,8 +91,8 @@ class ReadBudget:
             self._done_bytes += nbytes
 
     def _takes_s(self, now_s: float, nbytes: int) -> float:
-        """Return how many seconds it will take to read another blob and those that are being read."""
-        # Measure from the first blob and not from the start: opening and listing do not depend on the rate of the disk.
+        """Return how many seconds it will take to read another blob and the blobs that are being read."""
+        # Measure from the first blob and not from the start, since opening and listing do not depend on the read rate.
         spent_s = now_s - (self._reading_since_s or now_s)
         if not self._done_bytes or spent_s <= 0:
             return 0.0
@@ -126,7 +126,7 @@ class Share:
 
 
 class DutyCycle:
-    """Limits repeated work to a share of the time: after the work, it is skipped for a while, unless it was very short.
+    """Limits repeated work to a share of the time. The work is skipped for a while after a run that was not very short.
 
     Only processor time counts, so that short work is not skipped on a busy machine.
     """
@@ -154,7 +154,7 @@ class DutyCycle:
         wakes, begun_s = self._wakes, self._used()
         done = work()
         used_s = self._used() - begun_s
-        # If `wake` was called during the work, the work may not have seen the reason for this call, and must be done
+        # If `wake` was called during the work, the work may have missed the reason for this call, and must be done
         # again.
         if used_s > self._free_s and self._wakes == wakes:
             self._rests_until_s = self._clock() + used_s / self._share
@@ -171,7 +171,7 @@ _mutex = threading.RLock()  # a signal handler may run while this thread holds i
 
 def _renew_in_child() -> None:
     global _mutex  # noqa: PLW0603
-    _mutex = threading.RLock()  # another thread of the parent may hold the old one forever
+    _mutex = threading.RLock()  # a thread that does not exist in the child may have held the old mutex
 
 
 os.register_at_fork(after_in_child=_renew_in_child)
@@ -179,7 +179,7 @@ os.register_at_fork(after_in_child=_renew_in_child)
 
 _POLL_S = 0.2
 _process_end_s = math.inf
-"""The time at which this process will be killed, by the monotonic clock. A signal handler changes it."""
+"""The time at which this process will be killed, on the monotonic clock. A signal handler changes it."""
 
 
 def process_ends_in(grace_s: float) -> None:
@@ -192,20 +192,20 @@ def process_ends_in(grace_s: float) -> None:
 
 
 def process_end_s() -> float:
-    """Return when this process will be killed, by the monotonic clock, or `math.inf` if that is not known."""
+    """Return when this process will be killed, on the monotonic clock, or `math.inf` if this is not known."""
     return _process_end_s
 
 
 def pause(seconds: float, is_over: Callable[[], bool]) -> None:
     """Pause until the time has passed, `is_over` is True, or this process learns that it will be killed."""
     deadline_s, end_s = time.monotonic() + seconds, _process_end_s
-    # Sleep in short intervals: a signal handler that only sets a flag does not end a long sleep.
+    # Sleep in short intervals, since a signal handler that only sets a flag does not end a long sleep.
     while (left_s := deadline_s - time.monotonic()) > 0 and _process_end_s == end_s and not is_over():
         time.sleep(min(left_s, _POLL_S))
 
 
 class PhaseTimer:
-    """Measures the duration of each part of a save. A part ends when the next begins, and may occur several times."""
+    """Measures the duration of each part of a save. A part ends when the next part begins, and may occur repeatedly."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}  # part -> seconds

@@ -1,4 +1,4 @@
-"""Rename a run: copy its checkpoints by links, then drop the old ones. Source: docs/protocol.md.
+"""Rename a run: copy its checkpoints with links, then drop the old checkpoints. Source: docs/protocol.md.
 
 The name of a run is in each manifest, and the id of a checkpoint is the digest of its manifest. Therefore each
 checkpoint gets a new manifest and id, and keeps its bytes, its place in the order of commits and its times. All copies
@@ -47,7 +47,7 @@ _AGAIN = "rename the run again, which completes the renaming"
 
 
 class RunCopies(Protocol):
-    """Copies of checkpoints of a run at other places."""
+    """Copies of checkpoints of a run in other places."""
 
     def check_local(self, context: Context, infos: Sequence[CheckpointInfo], /) -> None:
         """Raise unless the store itself has all data of these checkpoints."""
@@ -123,9 +123,9 @@ def _checked(context: Context, old: str, new: str, copies: RunCopies) -> list[Ch
 
 
 def _whole_in(context: Context, run: str) -> list[CheckpointInfo]:
-    """Return the checkpoints of a run, the oldest first; raise if one is incomplete, or a save to it is in progress."""
+    """Return the checkpoints of a run, the oldest first; raise if one is incomplete, or a save to the run is active."""
     layout = context.layout
-    # Look for running saves before listing the run, so that the list includes all saves that ended before.
+    # Search for running saves before listing the run, so that the list includes every save that has ended.
     for name in trash.names_in(layout.staging):
         if name.startswith(f"{run}@") and trash.in_use(layout.staging / name):
             raise _save_under_way(run)
@@ -133,7 +133,7 @@ def _whole_in(context: Context, run: str) -> list[CheckpointInfo]:
     found = infos(context, run, superseded=True)
     whole = {info.key.any_generation for info in found}  # their other generations are dropped together with them
     for key in sorted(key for key in there if key.any_generation not in whole):
-        # Another process may have dropped or completed it since it was listed.
+        # Another process may have dropped or completed the checkpoint since it was listed.
         verdict = look(layout, key)
         if verdict.published is not None:
             raise _save_under_way(run)
@@ -147,7 +147,7 @@ def _whole_in(context: Context, run: str) -> list[CheckpointInfo]:
 
 
 def _save_under_way(run: str) -> InUse:
-    # A compaction has the same staging directories as a save.
+    # The staging directory of a compaction looks like that of a save, so the message names both.
     return InUse(
         f"a save to the run {run} or a compaction of it is under way",
         hint="stop the training, wait until a compaction has ended, then rename the run",
@@ -184,8 +184,8 @@ def _take_directory(context: Context, new: str) -> None:
 def _are_of(context: Context, left: Sequence[CheckpointInfo], others: Iterable[CheckpointKey]) -> bool:
     """Whether the checkpoints `left`, which have no copy, belong to the trainings of the checkpoints `others`.
 
-    A copy keeps its training, which no other run has. If this function returns True, the checkpoints were saved during
-    or after an earlier try of the same renaming, which can be continued.
+    A copy keeps its training, and a training belongs to one run. If this function returns True, the checkpoints were
+    saved during or after an earlier try of the same renaming, which can be continued.
     """
     if not left:  # an earlier try has made all copies
         return True
@@ -203,13 +203,13 @@ def _copied(context: Context, info: CheckpointInfo, new: str) -> CheckpointInfo 
 
 
 def _unless_dropped(context: Context, info: CheckpointInfo, act: Callable[[CheckpointInfo], _T]) -> _T | None:
-    """Return the result of `act` on a checkpoint, in its current directory. Return None if it was dropped."""
+    """Return the result of `act` on a checkpoint in its current directory, or None if the checkpoint was dropped."""
     layout = context.layout
     while (key := key_with_id(layout, info.run, info.step, info.id)) is not None:
         try:
             return act(replace(info, directory=key.directory))
         except (NoSuchRef, FileNotFoundError):
-            # A compaction may have moved it to another directory.
+            # A compaction may have moved the checkpoint to another directory.
             if key_with_id(layout, info.run, info.step, info.id) == key:
                 raise
     return None

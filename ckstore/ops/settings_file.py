@@ -35,7 +35,7 @@ def _hint(root: Path) -> str:
         return NO_DIRECTORY_HINT
     if dirfd_stat.find(root / "remote.json") is not None:
         return f"it is a remote: Store.open('file://{root}') reads it, ckstore clone lists it in a store"
-    inner = root / ".ckstore"  # where the command line creates one in the directory of a project
+    inner = root / ".ckstore"  # where the command line creates a store in the directory of a project
     return (
         f"it contains a store: {inner}" if dirfd_stat.find(Layout(inner).settings) else "create one: Store.init(path)"
     )

@@ -28,13 +28,13 @@ from ckstore.ops.notices import warn
 from ckstore.ops.refs.find import AnyRef, find
 from ckstore.ops.refs.listing import no_such_run
 
-# Only files directly in these directories are renewed. `remotes/.cache/` is excluded, since its times show the last
-# use. `locks/` is excluded, since its times show how long a process has been working.
+# Only files directly in these directories are renewed. `remotes/.cache/` is excluded, since the times of its files show
+# their last use. `locks/` is excluded, since the times of its files show how long a process has been working.
 _SMALL = ("refs", "pins", "remotes")
 
 
 def touch(context: Context, ref: AnyRef | Iterable[AnyRef] | None = None, run: str | None = None) -> TouchReport:
-    """Renew the times of some checkpoints, of all checkpoints of a run, or of all; see `ckstore.Store.touch`."""
+    """Renew the times of some checkpoints, of a whole run, or of the whole store; see `ckstore.Store.touch`."""
     context.check_writable()
     layout = context.layout
     if ref is not None and run is not None:
@@ -86,7 +86,7 @@ class _Renewal:
             # Lock the checkpoint as a reader does, so that no process deletes it.
             with locks.lock_shared(path) as lock:
                 for name, status in dirfd_stat.statuses(lock.inside):
-                    # A repair identifies a mark of damage by its times.
+                    # Do not renew a mark of damage, since a repair identifies it by its times.
                     if stat.S_ISREG(status.st_mode) and name != MARK:
                         self._renew(lock.inside / name, status)
                 for name, status in dirfd_stat.statuses(lock.inside / BLOBS):

@@ -83,7 +83,7 @@ class ParentAtCall(NamedTuple):
     """The parent of a save at the time of its call. The save runs in another thread after the call has returned."""
 
     entry: Parent | None  # the entry of the run in `ProcessCache.last_parents`
-    last: Parent | None  # the entry of the last load or save of any run, which has the key ""
+    last: Parent | None  # the entry with the key "", of the last load of any run
     parent: Parent | None  # the result of `parent_in`
 
     @classmethod
