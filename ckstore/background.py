@@ -50,7 +50,7 @@ class BackgroundSaves:
             timeout_s: Maximum time to wait, in seconds. If None, wait as long as the saver makes progress.
 
         Returns:
-            Whether all saves have ended. It is False if some have not ended after `timeout_s`.
+            Whether all saves have ended. False if some have not ended after `timeout_s`.
 
         Raises:
             CkstoreError: A save failed, and its `result` was not read.
@@ -76,8 +76,8 @@ class BackgroundSaves:
         """
         if self._made is None:
             return True
-        # The result is about the saves that are unfinished now, including tolerated failures. Earlier failures do not
-        # count.
+        # The result covers the saves that are unfinished now, including those whose failure is tolerated. Earlier
+        # failures do not count.
         under_way = self._made.under_way()
         done = self._made.wait(timeout_s)
         if not done:
@@ -128,7 +128,8 @@ class BackgroundSaves:
     ) -> PendingSave:
         """Start a background save. See `ckstore.Store.save_async`. `parent` is a ref that the saver looks up."""
         order = _order_of(request, parent)
-        # Do this before the order is sent, so that a second saver does not create another training for the run.
+        # Decide the training before the order is sent, so that a second saver does not create another training for the
+        # run.
         know_training(self._context, order.run)
         tolerate = None if on_failure == "raise" else partial(tolerated, self._context)
         parents = self._context.known.last_parents
@@ -150,7 +151,7 @@ class BackgroundSaves:
             self._made.raise_unread()
 
     def _close(self, timeout_s: float | None) -> None:
-        """Release the saver. Without `timeout_s`, do not wait for it and do not raise the errors of its saves."""
+        """Release the saver. If `timeout_s` is None, neither wait for the saver nor raise the errors of its saves."""
         if self._made is None:
             return
         if timeout_s is not None:
@@ -184,8 +185,9 @@ class BackgroundSaves:
         made = Client(opening, ended, tell_left_out)
         closing = weakref.finalize(self, made.close)
         closing.atexit = False
-        # `setdefault` is atomic, so a second thread uses the client of the first. A lock could remain taken in a forked
-        # child. The unused client of the second thread has no process, thread or memory yet.
+        # `setdefault` is atomic, so a second thread uses the client of the first thread. No lock is used, since a lock
+        # could remain taken in a forked child. The unused client of the second thread has no process, thread or memory
+        # yet.
         first: Client = vars(self).setdefault("_made", made)
         if first is not made:
             closing.detach()

@@ -1,7 +1,8 @@
 """The version of the package and the commit of its code.
 
 Wheels and source packages record the commit in ``build.json``, which ``tests/packaging/build_hook.py`` writes. Archives
-of ``git archive`` also have it. In a checkout, git is asked on the first call of `build_info`, never at import.
+made by ``git archive`` also have this record. In a checkout, the first call of `build_info` runs git. An import never
+runs git.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
 class BuildInfo(NamedTuple):
-    """A version and the commit of its code. Its text is what ``ckstore --version`` prints."""
+    """A version and the commit of its code. ``ckstore --version`` prints its text."""
 
     version: str
     commit: str | None
@@ -53,7 +54,7 @@ def read_build_info(root: Path) -> BuildInfo:
         record = json.loads((root / "ckstore" / RECORD).read_text(encoding="utf-8"))
     if isinstance(record, dict):
         commit, dirty = record.get("commit"), record.get("dirty")
-        if isinstance(commit, str) and _COMMIT.fullmatch(commit):  # git replaces the text in the sources by a commit
+        if isinstance(commit, str) and _COMMIT.fullmatch(commit):  # in the sources, it is a placeholder for git archive
             return BuildInfo(__version__, commit, dirty if isinstance(dirty, bool) else None)
     # A repository in a parent directory belongs to another project, whose checkout contains this environment.
     if (root / ".git").exists() and (found := git_revision(root, untracked=True)) is not None:

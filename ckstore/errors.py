@@ -1,7 +1,7 @@
 """The errors that ckstore raises deliberately, with their exit statuses.
 
     CkstoreError                 1
-    ├── StoreNotFound            4   no store exists at this path, or another one has taken the place of the opened one
+    ├── StoreNotFound            4   no store exists at this path, or another store has replaced the opened store
     ├── NoSuchRef                4   no checkpoint has this step, tag or id (also a LookupError)
     │   └── NoSuchFile           4   the checkpoint has no file of this name (also a FileNotFoundError)
     ├── AmbiguousRef             4   the ref matches several checkpoints (also a LookupError)
@@ -68,8 +68,8 @@ class CkstoreError(Exception):
         hint: The next step in one sentence, for Python code. It is empty if the message needs no advice.
         command_hint: The next step for the command line. It is empty if `hint` also applies to the command line.
         exit_status: The exit status of the command line.
-        of_storage: Whether a save failed because of the storage. Another program or the next save may resolve that, so
-            a training can continue. All other errors are mistakes of the caller, or end the training anyway. An
+        of_storage: Whether a save failed because of the storage. Such a problem may be gone at the next save, so a
+            training can continue. All other errors are mistakes of the caller, or end the training anyway. An
             `UnknownOutcome` is not an error of the storage, because the checkpoint may exist.
     """
 
@@ -110,7 +110,7 @@ def is_of_storage(error: BaseException) -> bool:
 
 
 class StoreNotFound(CkstoreError):
-    """No store exists at this path, or another one has taken the place of the opened one."""
+    """No store exists at this path, or another store has replaced the opened store."""
 
     exit_status = 4
 
@@ -124,7 +124,7 @@ class NoSuchRef(CkstoreError, LookupError):
 class NoSuchFile(NoSuchRef, FileNotFoundError):
     """The checkpoint does not exist, or it has no file of this name."""
 
-    # Use the constructor of OSError, which does more than that of the other built-in base.
+    # Use the constructor of OSError, which does more than the constructor of LookupError.
     __new__ = OSError.__new__  # type: ignore[assignment]
 
 
@@ -290,7 +290,7 @@ class ReadOnlyStore(SaveFailed):
 
 
 class RankError(SaveFailed):
-    """Several ranks could not save or load one checkpoint together. A save that raises this published nothing."""
+    """Several ranks could not save or load one checkpoint together. A save that raises this error published nothing."""
 
     of_storage = False
 
@@ -350,7 +350,7 @@ class MissingBlob(DamagedBlob):
 class NoWholeCheckpoint(DamagedBlob):
     """Checkpoints exist, but none of them is complete, so no newest one can be returned.
 
-    This is not a `NoSuchRef`, because a training that treats it as a first start would begin again at step 1.
+    This is not a `NoSuchRef`, because a training may treat a `NoSuchRef` as its first start, and begin again at step 1.
     """
 
 
@@ -362,7 +362,7 @@ CatalogProblem = Literal["missing", "behind", "newer", "damaged", "unreadable"]
 
 
 class CatalogUnavailable(CkstoreError):
-    """The catalog cannot be used at present. It is an index, and only gc needs it.
+    """The catalog cannot be used at present. The catalog is only an index, and only gc requires it.
 
     Attributes:
         why: ``missing``, ``damaged`` or ``behind`` (an older ckstore wrote it) mean that the next opening for writing
@@ -442,7 +442,7 @@ class RunIsOwned(RemoteError):
 
 
 class BytesElsewhere(RemoteError):
-    """Data of a checkpoint is stored only on a remote and cannot be fetched. It is not damaged."""
+    """Data of a checkpoint is stored only on a remote and cannot be fetched. The data is not damaged."""
 
 
 class MissingExtra(CkstoreError):

@@ -1,13 +1,13 @@
-"""The revision of a directory, as the program git reports it."""
+"""The revision of a directory, as reported by git."""
 
 from __future__ import annotations
 
 import os
 from typing import NamedTuple
 
-# A repository on a network filesystem may not answer, and the caller must go on anyway.
+# git may hang in a repository on a network filesystem, and the caller must continue anyway.
 _TIMEOUT_S = 10.0
-# git sets these for its hooks. They name a repository that need not be that of the directory.
+# git sets these variables for its hooks. They may name another repository than that of the directory.
 _OF_HOOKS = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")
 
 
@@ -16,13 +16,13 @@ class GitRevision(NamedTuple):
 
     revision: str
     changed: bool | None
-    """None if git gave no answer."""
+    """None if git failed or did not answer."""
 
 
 def git_revision(directory: str | os.PathLike[str], *, untracked: bool = False) -> GitRevision | None:
-    """Return the revision of a directory, or None without a repository or a git that answers.
+    """Return the revision of a directory, or None if the directory has no repository or git does not answer.
 
-    It takes no lock of git.
+    git is run without its optional locks.
 
     Args:
         directory: A directory in the repository.
@@ -36,7 +36,7 @@ def git_revision(directory: str | os.PathLike[str], *, untracked: bool = False) 
 
 
 def _git(directory: str | os.PathLike[str], *arguments: str) -> str | None:
-    import subprocess  # few processes ask git
+    import subprocess  # few processes run git
 
     env = {name: value for name, value in os.environ.items() if name not in _OF_HOOKS}
     try:

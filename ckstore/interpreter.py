@@ -1,8 +1,8 @@
 """Pause the cyclic garbage collector of Python, and log messages.
 
-The collector is paused while very many small objects are made. A state of 50,000 tensors becomes more than a million
-lists, tuples and records, and none of them is garbage. The collector would examine them repeatedly, and also everything
-that torch has in memory. That would take 40 % of the time of such a save.
+The collector is paused while very many small objects are created. A state of 50,000 tensors becomes more than a million
+lists, tuples and records, and none of them is garbage. The collector would repeatedly examine these objects and all
+objects of torch, which would take 40 % of the time of such a save.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ os.register_at_fork(after_in_child=_pause.forget)
 @contextmanager
 def python_gc_paused() -> Iterator[None]:
     """Stop the collector of this process, if it runs, until every such block has ended."""
-    # Use this only for blocks that compute. No block writes the bytes of a state. Two blocks read the catalog, with a
-    # deadline of seconds, and a capture calls `state_dict()` of the user's objects.
+    # Use this only for blocks that compute, and not for blocks that write the bytes of a state. The exceptions are
+    # short accesses to the catalog, and a capture, which calls `state_dict()` of the user's objects.
     try:
         _pause.begin()
         yield

@@ -1,7 +1,7 @@
 """The types of reports and arguments.
 
-They may be renamed in any version before 1.0, and later only in a release that announces it. Their attributes and their
-text can be used like every other part of the interface. Only the names of the classes are provisional.
+Only the names of these classes are provisional. They may change in any version before 1.0, and later only in a release
+that announces the change. The attributes and texts of the classes are as stable as every other part of the interface.
 """
 
 from __future__ import annotations
