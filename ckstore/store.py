@@ -1,4 +1,4 @@
-"""The façade: `Store`. Each method calls one function of `ckstore.ops`, which is imported on first use."""
+"""The facade: `Store`. Each method calls a function of another module, which is imported on first use."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ if TYPE_CHECKING:
     from ckstore.weights.version_directory import DifferenceForm
 
 RefLike = str | SupportsIndex | CheckpointInfo
-"""One of the strings ``STEP``, ``latest``, ``best:METRIC``, a tag, or 6 or more digits of an id, optionally with
-``RUN@`` in front. It can also be a step number or a `CheckpointInfo`."""
+"""A ref as a string, a step number or a `CheckpointInfo`. A string is a step, ``latest``, ``latest-valid``,
+``latest-healthy``, ``best:METRIC``, a tag, or 6 or more digits of an id, optionally prefixed with ``RUN@``."""
 
 
 class Store:
@@ -89,15 +89,15 @@ class Store:
     Opening a store for writing moves the leftovers of killed saves to the trash and updates the catalog.
 
     In addition to the errors listed at each method, every method raises `CkstoreError` if the system refuses an
-    operation or memory runs out, `UnsafePlace` if a directory of the store was replaced by something else, and `InUse`
-    if it is called during another call of the same thread, for example from a signal handler. Methods that change the
-    store raise `SaveFailed` if it was opened for reading.
+    operation or memory runs out, and `UnsafePlace` if a directory of the store was replaced by another file. A method
+    raises `InUse` if it is called during another call of the same thread, for example from a signal handler. Methods
+    that change the store raise `ReadOnlyStore` if the store was opened for reading.
 
     Attributes:
         path: Directory of the store.
         run: The run that the handle is bound to, or None. See `open`.
-        background: The unfinished saves of `save_async`. Its methods wait for them, finish or abandon them before the
-            process ends, and prepare memory and the saver before the first save.
+        background: The unfinished saves of `save_async`. Its methods wait for these saves, finish or abandon them
+            before the process ends, and prepare memory and the saver before the first save.
     """
 
     def __init__(
@@ -142,14 +142,14 @@ class Store:
         """Create a new store in the directory `path` and open it.
 
         Args:
-            path: An empty or missing directory. Missing parents are created, and removed if this fails.
+            path: An empty or missing directory. Missing parents are created, and removed if the call fails.
             hash: ``xxh3_128``, or ``blake3`` for stores that receive data from untrusted sources.
             run: As in `open`. The store does not record it.
             chunk_bytes: Tensors are split into chunks of this size, a multiple of 1 MiB. The default is 32 MiB.
             catalog_path: As in `open`. The store does not record it.
 
         Raises:
-            BadInput: `path` holds a store or something else, or an argument is invalid.
+            BadInput: `path` already contains a store or other files, or an argument is invalid.
             UnsafePlace: The filesystem cannot hold a store.
         """
         root = _resolved(path)
@@ -174,18 +174,18 @@ class Store:
         Args:
             path: The directory of the store, or the URL of a remote (``s3://…``), which is opened for reading. Existing
                 checkpoints of the remote are listed, `follow` yields new ones, and loads download what they read.
-            run: Binds this handle to a run. Saves and commits use it, and so do calls and refs that name no run. Tags
-                and ids name a checkpoint of any run. If None, saves use ``main``, and ``latest`` without a run is
-                refused if the store has several runs. ``auto`` creates a new run: ``main``, or the first of ``main-2``,
-                ``main-3`` … that no process has taken. The attribute `run` of the handle has its name.
+            run: Binds this handle to a run. Saves, commits, and calls and refs that name no run use this run. Tags and
+                ids name a checkpoint of any run. If None, saves use ``main``, and ``latest`` without a run is refused
+                if the store has several runs. ``auto`` creates a new run: ``main``, or the first of ``main-2``,
+                ``main-3`` … that no process has taken. The attribute `run` of the handle has the name of the new run.
             readonly: If True, neither opening nor any later call changes the store.
-            recover: If False, opening repairs nothing. Use it before `reindex`, which makes the repairs itself.
+            recover: If False, opening repairs nothing. Use this before `reindex`, which makes the repairs itself.
             catalog_path: The file of the index, on a disk of this host. Its directory is created. If None, it is
                 ``catalog.db`` in the store. If the store is on a shared filesystem or other users may write to it,
                 it is ``ckstore/UUID/catalog.db`` in the user's cache. A path outside the store declares that other
-                hosts use the store with catalogs of their own: see `gc`.
-            continue_from: The checkpoint that saves of this handle continue, as if it had been loaded. It also applies
-                to frameworks that save through the handle.
+                hosts use the store with their own catalogs; see `gc`.
+            continue_from: The checkpoint that saves of this handle continue, as if it had been loaded. This also
+                applies to saves of frameworks through the handle.
 
         Raises:
             StoreNotFound: `path` holds no store.
@@ -236,10 +236,10 @@ class Store:
         mirror: str | os.PathLike[str] | None = None,
         continue_from: RefLike | None = None,
     ) -> Store:
-        """Open the store at `path`, or create it if it does not exist. Several processes may do this at once.
+        """Open the store at `path`, or create it if it does not exist. Several processes may do this at the same time.
 
-        A new store is logged. If a store of a similar name exists in the same directory, a `CkstoreWarning` names it,
-        since a mistyped path would otherwise restart a training.
+        The creation of a store is logged. If a store of a similar name exists in the same directory, a `CkstoreWarning`
+        names the similar store, since a mistyped path would otherwise restart a training.
 
         Args:
             path: The directory of the store. Missing parents of a new store are created.
@@ -247,28 +247,29 @@ class Store:
             hash: For a new store, as in `init`.
             chunk_bytes: For a new store, as in `init`.
             catalog_path: See `open`.
-            mirror: Where each checkpoint is copied once it is durable locally. It is a URL (``s3://BUCKET/PREFIX``), a
-                directory, which is created if missing, or the name of a remote of the store. A new store lists the
-                checkpoints of the remote immediately, like a store made by `clone`, and has the same hash and chunk
-                size, so a training can continue on another machine. The mirror is stored as the setting
-                `StoreConfig.mirror`. If it is already set, no request is made. If None, the setting applies.
+            mirror: The remote to which each checkpoint is copied once it is durable locally: a URL
+                (``s3://BUCKET/PREFIX``), a directory, which is created if missing, or the name of a remote of the
+                store. A new store lists the checkpoints of the remote immediately, like a store made by `clone`, and
+                has the same hash and chunk size, so a training can continue on another machine. The mirror is stored as
+                the setting `StoreConfig.mirror`. If this mirror is already set, no request is made. If None, the
+                setting applies.
             continue_from: See `open`.
 
         Raises:
-            RemoteError: The store is new, or the mirror is new to it, and the mirror does not answer.
+            RemoteError: The mirror does not answer, and the store is new or did not have this mirror.
             NoSuchRemote: `mirror` is a name, and there is no remote of that name.
             NewerFormat: A newer ckstore made the existing store.
             UnsafePlace: The filesystem cannot hold a store.
             BadInput: Something else is at `path`, no directory can be made there, or an argument is out of range.
         """
         store = None
-        with suppress(StoreNotFound):  # otherwise later errors would show it as their context
+        with suppress(StoreNotFound):  # in an `except` block, later errors would show this error as their context
             store = cls(path, run=run, catalog_path=catalog_path)
         if store is None:
             root = _resolved(path)
             if mirror is not None:
-                # First, read the settings of the mirror. If the mirror does not answer, a new store without its
-                # checkpoints would start the training from the beginning.
+                # Read the settings of the mirror first, which raises if the mirror does not answer. A new store without
+                # the checkpoints of the mirror would start the training from the beginning.
                 hash, chunk_bytes = _settings_at(root, mirror) or (hash, chunk_bytes)
             if _create(root, hash, chunk_bytes, catalog_path, exist_ok=True):
                 _tell_made(root)
@@ -391,39 +392,39 @@ class Store:
 
         The state is a nested dict, list or tuple of tensors, NumPy arrays, int, float, complex, bool, str, bytes and
         None. Objects with ``state_dict`` and ``load_state_dict`` (modules, optimizers, schedulers) are saved as their
-        state dict. The state must not be changed until this returns. Data that the store already has is not written
-        again.
-        A save is retried after a transient storage failure: see `retries`.
+        state dict. The state must not be changed until this call returns. Data that the store already has is not
+        written again. A save is retried after a transient storage failure (see `retries`).
 
         Args:
             state: The state to save.
-            step: Step number. If None, one more than the highest of the run.
-            run: Name of the run. If None, the run of `open`, otherwise ``main``. ``auto`` creates a new run from that
-                name, and all saves of this handle with ``auto`` use it.
-            metrics: Name -> number, shown by ``ckstore log``. Metrics are not read from files.
+            step: Step number. If None, one more than the highest step of the run.
+            run: Name of the run. If None, the run of `open`, otherwise ``main``. ``auto`` creates a new run with a name
+                derived from that run, and all saves of this handle with ``auto`` use the new run.
+            metrics: Name -> number, shown by ``ckstore log``. A commit does not read metrics from its files.
             metadata: JSON-like values.
             message: Shown by ``ckstore log``.
-            tags: Names to give to the checkpoint. An existing tag moves. If a tag cannot be written, the checkpoint is
-                saved anyway. The returned tags lack it, and `warnings` has the reason.
-            parent: The checkpoint that this one continues. If None, the one of this run that this process last saved or
-                loaded, otherwise the one of any run that it last loaded. In `save_async` the saver looks up a value
-                that is not a `CheckpointInfo`.
+            tags: Names to give to the checkpoint. An existing tag moves to this checkpoint. If a tag cannot be written,
+                the checkpoint is saved anyway. The returned tags then lack this tag, and `warnings` has the reason.
+            parent: The checkpoint that the new one continues. If None, the checkpoint of this run that this process
+                last saved or loaded, otherwise the checkpoint of any run that this process last loaded. In
+                `save_async`, the saver looks up the parent unless it is a `CheckpointInfo`.
             if_exists: What to do if the run has another checkpoint at that step. ``error`` raises, ``replace`` replaces
                 it, and ``keep`` keeps it and saves nothing. Equal content is not an error, and a damaged checkpoint is
                 replaced. A replaced checkpoint is dropped unless it is tagged, pinned or open. In that case it is kept
-                as superseded, and `warnings` says so. Only checkpoints of the same training are replaced: those that
-                this process has saved, and those of the training whose checkpoint it loaded or names as `parent`.
+                as superseded, and `warnings` reports this. Only checkpoints of the same training are replaced. These
+                are the checkpoints that this process has saved, and those of the training that it continues after a
+                load or with `parent`.
             if_run_in_use: What to do if this save continues no checkpoint of its run, and the run has checkpoints of
                 another training. ``error`` raises `RunInUse`, and ``append`` adds a note to `warnings`. If None,
                 ``error`` for a state from `ckstore.training.capture`, otherwise ``append``.
-            retries: How often to retry after a transient failure of the storage, each time as a new save. If None,
+            retries: How many times to retry after a transient storage failure, each time as a new save. If None,
                 `StoreConfig.save_retries`. The state must not change between the tries.
             wait_for_space_s: How long to wait for space on a full disk. If None, `StoreConfig.wait_for_space_s`.
-            try_for_s: Retry for this many seconds after the save began, without a limit on the number of tries. Use it
-                for the last save before the process ends. `retries` and `wait_for_space_s` are then ignored. If None,
-                they apply.
+            try_for_s: Retry for this many seconds after the save began, without a limit on the number of tries. Use
+                this for the last save before the process ends. If None, `retries` and `wait_for_space_s` apply, which
+                are otherwise ignored.
             progress: Called periodically with the number of bytes stored and the total to store.
-            ranks: Describes this process as one of several that each save a part, without a process group.
+            ranks: Describes this process as one of several ranks that each save a part, without a process group.
             on_failure: Reaction to a failure of the storage after all retries. ``raise`` raises it. ``warn`` warns and
                 returns `NotSaved`, until more than `StoreConfig.failed_saves_most` saves in a row have failed. Other
                 errors, and `UnknownOutcome`, are always raised.
@@ -509,7 +510,7 @@ class Store:
         after: object = None,
         on_failure: OnFailure = "raise",
     ) -> PendingSave:
-        """Copy a state and save it in the background. When this returns, the state may be changed.
+        """Copy a state and save it in the background. When this call returns, the state may be changed.
 
         A separate process, the saver, does the work. This process does not touch the filesystem of the store. Saves
         become visible in the order of the calls. The arguments work as in `save`. See docs/explanation/async.md.
@@ -528,24 +529,24 @@ class Store:
             retries: As in `save`. The saver retries from its copy.
             wait_for_space_s: As in `save`.
             try_for_s: As in `save`.
-            unchanged: The tensors that have not changed since the previous `save_async` of the run, in the form of
-                `select` of `load`. This is a function of a name, or globs, where a name also selects everything below
-                it. The save takes these tensors from that checkpoint and does not copy them. The caller must guarantee
-                that they are unchanged. Each save compares only one chunk in 32. If another chunk has changed, it is
-                saved with its old bytes.
+            unchanged: The tensors that have not changed since the previous `save_async` of the run. As with `select` of
+                `load`, pass a function of a name, or globs, where a name also selects everything below it. The save
+                reuses these tensors from that checkpoint and does not copy them. The caller must guarantee that they
+                are unchanged. Each save compares only one chunk in 32. If another chunk has changed, it is saved with
+                its old bytes.
             max_in_flight: Maximum number of unfinished saves, each with a copy of its state in memory.
-            when_busy: The reaction at that maximum. ``wait`` waits until one of them ends, ``skip`` skips this save
-                (see `PendingSave.skipped`), and ``error`` raises an error.
+            when_busy: The reaction when that maximum is reached. ``wait`` waits until an unfinished save ends, ``skip``
+                skips this save (see `PendingSave.skipped`), and ``error`` raises an error.
             timeout_s: Maximum time that ``wait`` waits, in seconds.
             stall_timeout_s: A saver that sends no message and uses no processor time for this many seconds is
                 killed, and the save that it had begun is abandoned. Another saver continues with the later saves.
             nice: Niceness of a saver that this call starts, 0 to 19. A higher number lowers its priority.
             after: A `torch.cuda.Event`. GPU tensors are copied after that event, as work of the current stream, and
                 this call does not wait for the copy. Later work of the current stream follows the copy. Another stream
-                that changes the state must wait for the current one. Without `after`, this call waits for all work
+                that changes the state must wait for the current stream. Without `after`, this call waits for all work
                 queued on the devices and for the copy.
-            on_failure: As in `save`. With ``warn``, a storage failure is logged, and later calls do not raise it.
-                `PendingSave.result` does.
+            on_failure: As in `save`. With ``warn``, a storage failure is logged. `PendingSave.result` raises it, but
+                later calls do not.
 
         Returns:
             The unfinished save. `PendingSave.result` waits for its end.
@@ -693,7 +694,7 @@ class Store:
 
         `checkout` restores them byte for byte, with their permission bits. Safetensors and torch files are split at
         tensor boundaries without unpickling. Each tensor is stored once, even if it also occurs in other files or in
-        saved states. Such tensors can be listed, loaded, sliced and compared by name.
+        saved states. The tensors of such files can be listed, loaded, sliced and compared by name.
 
         Args:
             paths: One directory, whose content is stored at the root, or several paths, stored under their names.
@@ -720,7 +721,7 @@ class Store:
             on_failure: As in `save`.
 
         Returns:
-            The committed checkpoint. `warnings` names files that look like a known format but are not.
+            The committed checkpoint. `warnings` names files that seem to have a known format but do not.
 
         Raises:
             BadInput: A path is missing, empty, unreadable or incomplete, or overlaps with the store, or the paths hold
@@ -823,7 +824,7 @@ class Store:
         rename. An export uses at most 256 MiB of memory, independent of the size of the state.
 
         Args:
-            ref: Which checkpoint. As in `load`, ``latest-valid`` skips damaged ones.
+            ref: Which checkpoint. As in `load`, ``latest-valid`` skips damaged checkpoints.
             destination: A directory that does not exist yet, or is empty. For ``torch``, a file that does not exist.
             format: ``safetensors`` writes the files of `export_safetensors`. ``torch`` is one file that `torch.load`
                 reads, with the structure of the state, ties and strides. ``dcp`` is a directory that
@@ -833,8 +834,8 @@ class Store:
             max_shard_bytes: As in `export_safetensors`. Not for ``torch`` and ``peft``.
             select: As in `load`. For ``pretrained`` and ``peft``, it names the state dict.
             strip_prefix: As in `export_safetensors`. Only for ``safetensors``.
-            add: For ``pretrained`` and ``peft``, files to add to the weights, such as ``config.json``, and directories,
-                whose files are all added except weights.
+            add: For ``pretrained`` and ``peft``, files to add to the weights, such as ``config.json``, or directories.
+                All files of a directory are added, except weights.
             sums: Also write the SHA-256 of every file, in the format of ``sha256sum -c``, and the origin of the export,
                 for `verify_export`. A directory gets ``SHA256SUMS`` and ``ckstore-export.json``. A torch file gets
                 ``FILE.sha256`` and ``FILE.ckstore-export.json`` in its directory. With ``"model-signing"``, a directory
@@ -844,7 +845,7 @@ class Store:
         Raises:
             NoSuchRef, AmbiguousRef: The ref does not name one checkpoint, or `select` matches nothing.
             BadInput: The destination exists and is not an empty directory, two values would have the same name, or the
-                format cannot store a value. The message names it.
+                format cannot store a value. The message names the value.
             DamagedBlob: Some data is damaged or missing.
             InsufficientSpace: The message has the required and the free space. After any of these errors no files
                 remain.
@@ -876,7 +877,7 @@ class Store:
         sums: bool | Literal["model-signing"] = False,
         progress: Progress | None = None,
     ) -> ExportReport:
-        """Write the tensors of a saved state as ``model.safetensors``, or as shards with an index, as on the hub.
+        """Write the tensors of a saved state as ``model.safetensors``, or as shards with an index as on the HF Hub.
 
         The files are written next to `destination`, checked byte by byte, made durable, read back, and appear by one
         rename. Names are the paths in the state with plain dots. Only the first of several tied tensors is written, and
@@ -884,10 +885,10 @@ class Store:
         the report lists them.
 
         Args:
-            ref: Which checkpoint. As in `load`, ``latest-valid`` skips damaged ones.
+            ref: Which checkpoint. As in `load`, ``latest-valid`` skips damaged checkpoints.
             destination: A directory that does not exist yet, or is empty.
             max_shard_bytes: Maximum bytes of tensors in one file, as a number, or a size such as ``5GB`` (10^9) or
-                ``5GiB``. A larger tensor gets a file of its own.
+                ``5GiB``. A larger tensor gets its own file.
             select: As in `load`.
             strip_prefix: Remove the path given by `select` from the names of tensors. With ``select="model"``,
                 ``model.layers.0.weight`` becomes ``layers.0.weight``.
@@ -920,15 +921,15 @@ class Store:
     def verify_export(export: str | os.PathLike[str], *, progress: Progress | None = None) -> ExportCheck:
         """Read every file of an export that was made with ``sums=True``, and compare it with its SHA-256.
 
-        No store is needed, so a recipient of the files can run it. The report names the files that differ, the
-        tensors in them, and the checkpoint that the export came from. Files that were added later are not checked.
+        No store is needed, so a recipient of the files can call this function. The report names the files that differ,
+        the tensors in them, and the exported checkpoint. Files that were added later are not checked.
 
         Args:
             export: The directory of the export, or its torch file.
             progress: Called from time to time with the number of bytes read and the total.
 
         Raises:
-            BadInput: The export has no sums, or they name a file outside it.
+            BadInput: The export has no checksums, or the checksums name a file outside the export.
             DamagedBlob: The record of the files cannot be read.
             NewerFormat: A newer ckstore made the export.
         """
@@ -952,8 +953,8 @@ class Store:
     ) -> Any:
         """Return a state, identical in bits, dtype, shape and structure. Parameters are returned as tensors.
 
-        If a blob is damaged or missing and a remote of the store has it, it is downloaded and the store is repaired,
-        with a `CkstoreWarning`. If the store cannot be written, the load uses the downloaded bytes.
+        If a blob is damaged or missing and a remote of the store has it, the load downloads the blob and repairs the
+        store, with a `CkstoreWarning`. If the store cannot be written, the load only uses the downloaded bytes.
 
         Args:
             ref: Which checkpoint. ``latest-valid`` is the newest whole checkpoint. Newer checkpoints that are damaged
@@ -962,15 +963,15 @@ class Store:
             device: The target device of tensors, in the form of ``map_location`` of `torch.load`. It is a device, a
                 dict from locations to devices, or a function of a storage and its location. The location of every
                 tensor is ``"cpu"``, since devices are not stored.
-            select: Glob, globs, or a function of the name. Only matching values are loaded. The others are omitted from
-                dicts, and replaced by None in lists.
+            select: Glob, globs, or a function of the name. Only matching values are loaded. Other values are omitted
+                from dicts, and replaced by None in lists.
             mmap: Map the blobs copy-on-write instead of reading them. Tensors share the page cache until they are
                 written to.
             verify: Check every byte against its digest. With `mmap`, this call reads all data once. With
                 ``verify=False``, a mapped tensor is never checked.
             progress: Called periodically with the number of bytes read and the total.
-            rank: For a checkpoint saved with ``save(ranks=…)``, the rank whose state is loaded. `select` takes names
-                within it. If None, the result is a dict of rank -> state.
+            rank: For a checkpoint saved with ``save(ranks=…)``, the rank whose state is loaded. `select` then applies
+                to the names in that state. If None, the result is a dict of rank -> state.
             file: For a checkpoint of files, the path of a file with a state, such as ``optimizer.pt``. Its state is
                 loaded as by ``torch.load(weights_only=True)``. Its pickle is read and never run. If None, only the
                 tensors of all files are loaded, as a dict of path -> name -> tensor. Names are flat
@@ -983,8 +984,8 @@ class Store:
         Raises:
             NoSuchRef, AmbiguousRef: The ref does not name one checkpoint, or the checkpoint has no such file.
             NoWholeCheckpoint: The newest checkpoint was requested, and no existing one is whole.
-            CannotLoad: The file holds no state, or values that cannot be loaded. The error has the paths of all of
-                them.
+            CannotLoad: The file holds no state, or values that cannot be loaded. The error has the paths of all such
+                values.
             DamagedBlob: Data is damaged or missing, and no remote has it. The message names the tensor and the answer
                 of each remote.
             InsufficientSpace: The state does not fit into memory, or is larger than `max_bytes`.
@@ -1027,44 +1028,44 @@ class Store:
     ) -> LoadReport:
         """Read a state into `target`, without a second copy in memory.
 
-        `target` is a dict of modules, optimizers, other objects with ``load_state_dict`` and plain values, or one of
-        them, or a state dict. Tensors are read directly into their existing memory. Then ``load_state_dict`` of the
-        objects is called. Names, shapes and dtypes of tensors, modules and optimizers are compared before the target
-        is changed. If a blob is damaged, the target holds a part of the new state. With ``latest-valid``, the previous
-        checkpoint is then read into it.
+        `target` is a dict of modules, optimizers, other objects with ``load_state_dict`` and plain values. It may also
+        be a single such object, or a state dict. Tensors are read directly into their existing memory. Then
+        ``load_state_dict`` of the objects is called. Names, shapes and dtypes of tensors, modules and optimizers are
+        compared before the target is changed. If a blob is damaged, the target holds a part of the new state. With
+        ``latest-valid``, the previous checkpoint is then read into the target.
 
         Args:
             target: The object to load into.
             ref: Which checkpoint, as in `load`.
             strict: If False, load the values that fit, leave the others unchanged and report them. If globs, as in
-                `select`, these parts must fit, and the others may differ: ``strict="model"``. Another dtype (without
-                `cast`), tensors on the meta device (without `assign`), and a module without a matching name are always
-                refused.
+                `select`, the matching parts must fit, and other parts may differ, as in ``strict="model"``. Another
+                dtype (without `cast`), tensors on the meta device (without `assign`), and a module without a matching
+                name are always refused.
             select: As in `load`, by the names in the checkpoint. The rest of the target remains unchanged. Objects with
                 ``load_state_dict``, except modules, are loaded completely or not at all.
             rename: Prefixes of the checkpoint's names -> their replacements, as in
                 ``{"_orig_mod.": "", "module.": ""}``.
-                They apply to the keys of a module's state and of tensors in a dict. The longest matching prefix is
-                replaced. Matching continues on the rest of the name, using each rule once. The replacement of ``""``
-                is put in front of names that match no other prefix. Keys that begin with a dot are replaced at any
-                position, as in ``{"._orig_mod.": "."}``.
+                They apply to the keys in the state of a module and to the keys of tensors in a dict. The longest
+                matching prefix is replaced. Matching continues on the rest of the name, using each rule once. The
+                replacement of ``""`` is added in front of names that match no other prefix. Prefixes that begin with a
+                dot are replaced at any position, as in ``{"._orig_mod.": "."}``.
             cast: Convert tensors to their dtype in the target, if ``torch.can_cast`` allows it.
             assign: Allocate CPU memory for tensors of the target that are on the meta device, and replace tensors with
                 another structure. Parameters remain parameters, with their ``requires_grad``, and tied ones remain
                 tied.
             verify: As in `load`.
             since: The current content of the target, as the report of the previous load or as a checkpoint. Only
-                differences from it are read and written, so later changes of the target are kept. If None, everything
-                is read and written. A report is valid until a later load begins to change the target. The report of a
-                load with ``verify=False`` is valid only for such loads. If `since` is a checkpoint, pass None after a
-                load that failed.
+                differences from this content are read and written, so later changes of the target are kept. If None,
+                everything is read and written. A report is valid until a later load begins to change the target. The
+                report of a load with ``verify=False`` is valid only for other loads with ``verify=False``. If `since`
+                is a checkpoint, pass None after a load that failed.
             progress: Called periodically with the number of bytes read and the total.
             file: For a checkpoint of files, the path of the file to load, as in `load`.
 
         Raises:
             CannotLoad: `file` holds no state, or values that cannot be loaded.
             DoesNotFit: Names (with `strict`), shapes or dtypes differ. The target is unchanged. The message lists at
-                most twenty names of each kind. The error has all of them.
+                most twenty names of each kind. The attributes of the error list all names.
             BadInput: `rename` makes two names equal, or `select` selects a part of an object that is loaded completely.
                 The target is unchanged. It is also raised if ``load_state_dict`` of an object raised. In this case, the
                 objects before it have been loaded.
@@ -1118,19 +1119,20 @@ class Store:
 
     @api_call
     def latest(self, run: str | None = None, *, valid: bool = False) -> CheckpointInfo | None:
-        """Return the newest checkpoint of a run by order of commits, or None if the run has no checkpoint.
+        """Return the newest checkpoint of a run in the order of commits, or None if the run has no checkpoint.
 
-        With `valid`, the checkpoint is complete, its blobs have their sizes and times, and no read or verification
-        found damage in it. Newer ones are skipped with a `CkstoreWarning`. The data is not read.
+        With `valid`, the checkpoint is complete, its blobs have the expected sizes and times, and no read or
+        verification has found damage in it. Newer checkpoints that do not meet these conditions are skipped with a
+        `CkstoreWarning`. The data is not read.
 
         Args:
-            run: Name of the run. If None, the run of `open`, otherwise the only one.
+            run: Name of the run. If None, the run of `open`, otherwise the only run.
             valid: See above.
 
         Raises:
             NoWholeCheckpoint: Directories of checkpoints exist, and none of them is whole. This is an error and not
-                None, so that no training restarts at step 1. If an older checkpoint is whole, a `CkstoreWarning` names
-                the newer ones.
+                None, so that no training restarts at step 1. If an older checkpoint is whole, it is returned, and a
+                `CkstoreWarning` names the newer directories.
             AmbiguousRef: No run is given, and the store has several. ``checkpoints(newest=1)`` covers all of them.
             InUse: An unfinished save is replacing a checkpoint, and no other one exists.
             BadInput: `run` is not a valid run name.
@@ -1145,12 +1147,12 @@ class Store:
     ) -> CheckpointInfo | None:
         """Return the checkpoint of a run with the best value of a metric, the newest of equal ones, or None.
 
-        As a ref it is ``RUN@best:METRIC``, ``RUN@best:METRIC:min`` or ``RUN@best:METRIC:max``. A checkpoint that is
-        marked as damaged is skipped if another one has the metric.
+        The corresponding refs are ``RUN@best:METRIC``, ``RUN@best:METRIC:min`` and ``RUN@best:METRIC:max``. A
+        checkpoint that is marked as damaged is skipped if another checkpoint has the metric.
 
         Args:
-            metric: The name of the metric, as given to `save` or `annotate`. nan never counts.
-            run: Name of the run. If None, the run of `open`, otherwise the only one.
+            metric: The name of the metric, as given to `save` or `annotate`. A NaN is never the best value.
+            run: Name of the run. If None, the run of `open`, otherwise the only run.
             mode: With ``min`` the smallest number is best, with ``max`` the greatest. If None, the name decides:
                 ``min`` for a loss or an error, ``max`` for an accuracy or another score.
 
@@ -1166,10 +1168,10 @@ class Store:
     def checkpoints(
         self, run: str | None = None, *, newest: int | None = None, superseded: bool = False
     ) -> list[CheckpointInfo]:
-        """Return all complete checkpoints of a run, or of all, in the order of their commits, oldest first.
+        """Return all complete checkpoints of a run or of all runs in the order of their commits, oldest first.
 
         If no `run` is given, the run of `open` is used, or all runs if the handle has no run. `newest` limits the
-        result to this number of newest checkpoints, and its cost hardly depends on the number of existing ones.
+        result to this number of newest checkpoints. The cost then hardly depends on the number of existing checkpoints.
         `superseded` adds checkpoints whose step has a newer checkpoint. With `newest`, or if nothing is returned, a
         `CkstoreWarning` names newer directories that are not whole.
 
@@ -1217,24 +1219,25 @@ class Store:
 
         Existing checkpoints are yielded first, in the order of their commits, then each new one. The cost of a check
         for new checkpoints does not depend on the number of existing ones. A checkpoint that is dropped before its turn
-        is not yielded. With `lacking`, a warning names it. ``load_into(target, info, since=report)`` then reads only
-        differences from the previous checkpoint. The result is an iterator, and holds a descriptor until it ends, is
-        closed (``with`` closes it), or is freed.
+        is not yielded. With `lacking`, a warning names such a checkpoint. For each yielded checkpoint,
+        ``load_into(target, info, since=report)`` reads only differences from the previous checkpoint. The result is an
+        iterator, and holds a descriptor until it ends, is closed (``with`` closes it), or is freed.
 
-        With `lacking` only checkpoints without that metric are yielded, each to one evaluator of the store, in any
-        process on any host. The evaluator adds the metric (`annotate`) before it requests the next checkpoint. If it
-        fails or is killed, another evaluator, or the same one after a restart, gets the checkpoint. Rules and `delete`
-        do not remove it during the evaluation, for at most `StoreConfig.evaluation_patience_s`.
+        With `lacking`, only checkpoints without that metric are yielded, each to only one of the evaluators in all
+        processes and hosts that use the store. The evaluator adds the metric (`annotate`) before it requests the next
+        checkpoint. If the evaluator fails or is killed, another evaluator, or the same one after a restart, gets the
+        checkpoint. Rules and `delete` do not remove the checkpoint during the evaluation, for at most
+        `StoreConfig.evaluation_patience_s`.
 
         Args:
-            run: Name of the run, which need not exist yet. If None, the run of `open`, otherwise the only one,
+            run: Name of the run, which need not exist yet. If None, the run of `open`, otherwise the only run,
                 otherwise ``main``.
             after: Yield only checkpoints committed after this one. ``latest`` yields only new ones. A `CheckpointInfo`
                 may name a checkpoint that no longer exists.
             timeout_s: End if there was no new checkpoint for this many seconds. If None, continue until closed.
             remote: Also yield new checkpoints of this remote, or of the store in this directory. They are listed
-                locally, as by `clone`, and loads download the data they read. If None, only local checkpoints are
-                yielded, or those of the remote if the store was opened by a URL.
+                locally, as with `clone`, and loads download the data they read. If None, only local checkpoints are
+                yielded, or only checkpoints of the remote if the store was opened by a URL.
             poll_s: Interval of checks for new checkpoints of the remote, in seconds. A check that finds nothing new
                 makes one request. If None, 5.
             lacking: Yield only checkpoints that lack this metric, or at least one of these metrics. A checkpoint has
@@ -1288,10 +1291,11 @@ class Store:
 
         Versions are directories ``weight_v000001``, ``weight_v000002`` and so on, which SGLang's ``/pull_weights``
         reads. The newest version has the weights of the newest checkpoint, even after the run went back to an earlier
-        step. Checkpoints that were replaced by a newer one before their turn are not published. A version has only the
-        differences from the previous one, or all weights: for the first one, after `full_every` versions, if the
-        differences are too large or cannot be computed, and if the run no longer continues the published step. Each
-        version is durable when it appears. Until the next version, its checkpoint is open, so its data is kept.
+        step. A checkpoint is not published if a newer checkpoint appears before its turn. A version has either all
+        weights, or only the differences from the previous version. It has all weights if it is the first version, if
+        `full_every` requires it, if the differences are too large or cannot be computed, or if the run no longer
+        continues the published step. Each version is durable when it appears. The checkpoint of a version remains open
+        until the next version, so its data is kept.
 
         Args:
             run: Name of the run, which need not exist yet. If None, as in `follow`.
@@ -1304,13 +1308,13 @@ class Store:
                 directory with them. Weights in it are ignored. A checkpoint of committed files has its own such files.
                 If one of the files changes, all weights are published again with the new files.
             dtype: The dtype of the published floating-point weights of 16 bits or more, ``float16``, ``bfloat16`` or
-                ``float32``. They are converted as ``tensor.to(dtype)`` does, and a change that this removes is not
-                published. If None, weights have their dtype in the checkpoint. If the dtype differs from that of the
+                ``float32``. The conversion is that of ``tensor.to(dtype)``. A change that the conversion removes is not
+                published. If None, weights keep their dtype in the checkpoint. If the dtype differs from that of the
                 newest version, all weights are published. Values that a dtype cannot represent are counted, and one
-                `CkstoreWarning` for each version reports them.
+                `CkstoreWarning` for each version reports their number.
             difference: The form of differences. An engine can apply ``overwrite`` again after a crash, but not ``xor``.
             full_every: Publish all weights at least once in this number of versions.
-            full_above: Publish all weights if the differences are a larger share of them.
+            full_above: Publish all weights if the differences are larger than this share of the weights.
             keep_full: Number of versions with all weights to keep. Versions older than these are removed.
             timeout_s: End if there was nothing to publish for this many seconds. With 0, do not wait. If None, continue
                 until closed.
@@ -1324,9 +1328,9 @@ class Store:
                 converted to `dtype`.
             InUse: Another process publishes to the directory.
             NoSuchRef: After `timeout_s`, `ref` names no checkpoint, although the run has some. The iteration raises
-                this. Before, it waits, with one `CkstoreWarning`.
+                this. Until then, it waits, with one `CkstoreWarning`.
             DamagedBlob, InsufficientSpace: The iteration raises these. The next call of ``next`` tries again. If the
-                version already appeared, it returns that version.
+                version has already appeared, that call returns the version.
             MissingExtra: `zstandard` is not installed, or `torch`, which `dtype` needs.
             NoSuchRemote: As in `follow`.
         """
@@ -1355,7 +1359,7 @@ class Store:
         return publish(self._context, run, path, options)
 
     def _news(self, run: str | None, remote: RemoteLike | None, poll_s: float | None) -> News:
-        """Return the object that lists new checkpoints of a remote. If None, use the remote that this store opened."""
+        """Return the object that lists new checkpoints of `remote`, or of the remote that this store opened if None."""
         from ckstore.remote.remote_only.clone import POLL_S, News
 
         if poll_s is not None and not poll_s > 0:
@@ -1368,12 +1372,12 @@ class Store:
     def delete(self, ref: RefLike, *, dry_run: bool = False, now: bool = False) -> None:
         """Delete a checkpoint durably. `undo` can restore it for a day. Then its unshared data is freed.
 
-        ``RUN@STEP`` also deletes a checkpoint that is not whole. That cannot be undone.
+        ``RUN@STEP`` also deletes a checkpoint that is not whole. This cannot be undone.
 
         Args:
             ref: Which checkpoint.
-            dry_run: Delete nothing, and only raise the errors that deleting it now would raise.
-            now: Free its data immediately. It cannot be restored (see `StoreConfig.undo_by_hand_s`).
+            dry_run: Delete nothing, and only raise the errors that deleting the checkpoint now would raise.
+            now: Free the data immediately. The checkpoint cannot be restored (see `StoreConfig.undo_by_hand_s`).
 
         Raises:
             InUse: The checkpoint is open for reading, being evaluated (see `follow`), tagged or pinned.
@@ -1396,13 +1400,13 @@ class Store:
         repair_from: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] = (),
         progress: Progress | None = None,
     ) -> VerifyReport:
-        """Read every byte of a checkpoint, or of all, past the page cache, and compare it with its digest.
+        """Read one checkpoint or all from the disk, bypassing the page cache, and compare all bytes with their digests.
 
-        Directories that are not complete checkpoints also count as damage. Damage is recorded: ``latest-valid`` skips
-        a damaged checkpoint, and saving it again replaces it. A checkpoint without damage is trusted again. If all
-        checkpoints are verified, the store itself is also checked: links, canonical names, unused blobs, the catalog,
-        settings, tags and pins. Lost names and a wrong catalog are repaired. If the store was opened for reading,
-        nothing is recorded or repaired.
+        Directories that are not complete checkpoints also count as damage. Damage is recorded, so that ``latest-valid``
+        skips a damaged checkpoint, and saving the checkpoint again replaces it. The record is removed if no damage is
+        found any more. If all checkpoints are verified, the store itself is also checked: links, canonical names,
+        unused blobs, the catalog, settings, tags and pins. Lost names and a wrong catalog are repaired. If the store
+        was opened for reading, nothing is recorded or repaired.
 
         Bytes that are only on a remote are not read. The remote is listed instead.
 
@@ -1416,8 +1420,8 @@ class Store:
             rate_bytes_s: Maximum read rate, in bytes per second.
             repair: Move damaged blobs into ``quarantine/``, and replace them with intact copies from the store or one
                 of its remotes.
-            repair_from: Another store, any directory, or the URL of a remote, or several, with intact copies of
-                checkpoints or files. They are read and compared before they are used. Implies `repair`.
+            repair_from: One or several sources of intact copies of checkpoints or files: another store, any directory,
+                or the URL of a remote. Copies are read and compared before they are used. Implies `repair`.
             progress: Called from time to time with the number of bytes read and the total.
 
         Raises:
@@ -1449,9 +1453,10 @@ class Store:
     def reindex(self, *, relink: bool = False, progress: Progress | None = None) -> ReindexReport:
         """Rebuild the catalog from the directories, keep the old one under another name, and report the results.
 
-        All data of the catalog is in the directories, except the times at which saves last reread each blob. These are
-        lost. The old catalog becomes ``catalog.db.old-N``, and the three newest are kept. Other processes may use the
-        store during the rebuild. Lost names in ``blobs/`` are restored, and the next gc finds unreferenced blobs.
+        All data of the catalog is in the directories, except the times at which saves last reread each blob. These
+        times are lost. The old catalog becomes ``catalog.db.old-N``, and the three newest old catalogs are kept. Other
+        processes may use the store during the rebuild. Lost names in ``blobs/`` are restored, and the next gc finds
+        unreferenced blobs.
 
         Args:
             relink: Restore the hardlinks between files of the same blob, in a store that was copied without them. Each
@@ -1489,11 +1494,11 @@ class Store:
     def touch(self, ref: RefLike | Iterable[RefLike] | None = None, *, run: str | None = None) -> TouchReport:
         """Renew the modification and access times of checkpoints, so that a filesystem that purges by age keeps them.
 
-        Saves do this for the blobs that they use, at most once a day. Use `touch` for older checkpoints and those of
-        finished runs, which no save uses any more. No data is read or written.
+        Saves do this for the blobs that they use, at most once a day. Use `touch` for older checkpoints and for
+        checkpoints of finished runs, whose blobs no save uses any more. No data is read or written.
 
         Args:
-            ref: One checkpoint or several. If None, all of the store, or of the run that the handle is bound to.
+            ref: One checkpoint or several. If None, all checkpoints of the store, or of the handle's run.
             run: All checkpoints of this run.
 
         Returns:
@@ -1532,7 +1537,7 @@ class Store:
                 state.
 
         Raises:
-            NoSuchRef, AmbiguousRef: A ref does not name one checkpoint, or it has no such file.
+            NoSuchRef, AmbiguousRef: A ref does not name one checkpoint, or the checkpoint has no such file.
             CannotLoad: A file holds no state, or values that cannot be loaded.
             DamagedBlob: A manifest, or with `values` a tensor, is damaged.
         """
@@ -1568,10 +1573,10 @@ class Store:
 
     @api_call
     def report(self, path: str | os.PathLike[str] | None = None) -> HtmlReport:
-        """Return an HTML page about the store. A notebook shows it, and it needs no network.
+        """Return an HTML page about the store, which a notebook shows and which needs no network.
 
-        It shows the checkpoints of each run over time with their metrics, the space of each run, the checkpoints that
-        each rule keeps, the changed tensors, and the findings of `doctor`. Nothing is changed.
+        The page shows the checkpoints of each run over time with their metrics, the space of each run, the checkpoints
+        that each rule keeps, the changed tensors, and the findings of `doctor`. The store is not changed.
 
         Args:
             path: A file to write the page to. An existing file is replaced.
@@ -1589,7 +1594,7 @@ class Store:
     def events(self, since: str | float | timedelta | datetime | None = None, run: str | None = None) -> list[Event]:
         """Return the events of the store, the oldest first: saves, drops with their rule, damage and failures.
 
-        The log of events is bounded and may be lost. No decision depends on it.
+        The journal of events has a limited size and may be lost. No decision depends on it.
 
         Args:
             since: A duration such as ``1d`` or ``36h``, seconds, or a datetime with a time zone. If None, all events.
@@ -1632,8 +1637,8 @@ class Store:
         """Push checkpoints to a remote, the newest first. Only blobs whose digests the remote lacks are sent.
 
         Metrics, tags, pins and annotations are also pushed. A repeated call continues an interrupted push. When this
-        returns, each checkpoint is whole at the remote: the presence of every blob was checked after the manifest was
-        written.
+        call returns, each checkpoint is whole on the remote, since the presence of every blob was checked after the
+        manifest was written.
 
         Args:
             ref: Which checkpoint, or several. If None, the newest, unless an option selects others.
@@ -1643,7 +1648,7 @@ class Store:
 
         Raises:
             NoSuchRef, AmbiguousRef: A ref does not name one checkpoint.
-            BadInput: The remote uses another hash, it is a store, or the arguments contradict each other.
+            BadInput: The remote uses another hash, the remote is a store, or the arguments contradict each other.
             DamagedBlob: Local data is damaged and was not sent.
             RemoteError: There is no such remote, or it rejects an upload.
         """
@@ -1674,9 +1679,10 @@ class Store:
             ref: Which checkpoint of the remote, or several, by a step, ``latest``, a tag or digits of an id. If None,
                 the newest of the remote, unless an option selects others.
             remote: As in `push`.
-            if_exists: As in `save`, for local checkpoints of the same run and step. ``replace`` also drops those that
-                are newer than the pulled checkpoint, which can be undone for `StoreConfig.undo_by_rule_s`. If a tag, a
-                pin or a reader keeps a newer one, the step still names it, and the `warnings` of the report list it.
+            if_exists: As in `save`, for local checkpoints of the same run and step. ``replace`` also drops local
+                checkpoints that are newer than the pulled one. This can be undone for `StoreConfig.undo_by_rule_s`. If
+                a tag, a pin or a reader keeps a newer checkpoint, the step still names this checkpoint, and the
+                `warnings` of the report list it.
             dry_run: Change nothing, and report the data that would be downloaded.
             options: The fields of `TransferOptions`, which are run, all, tagged, bwlimit and progress.
 
@@ -1686,9 +1692,9 @@ class Store:
             StepExists: Another local checkpoint has that run and step.
             InUse: Another process has the run locked.
             InsufficientSpace: The message has the required and the free space.
-            RemoteError: There is no such remote, or data at the remote is missing or damaged.
+            RemoteError: There is no such remote, or data on the remote is missing or damaged.
             SaveFailed: Something else failed. After any of these errors the checkpoint does not exist locally, and
-                every other one is intact.
+                every other checkpoint is intact.
             UnknownOutcome: It is not known whether the checkpoint was published, or whether it survives a power cut.
         """
         from ckstore.remote.choice import TransferOptions
@@ -1709,9 +1715,9 @@ class Store:
     ) -> EvictReport:
         """Free the local data of checkpoints that are stored on a remote. Loads then download the data they read.
 
-        The checkpoints remain listed. Before any data is freed, every blob is confirmed to be at the remote. Either
-        this store sent it to a service that refuses damaged bodies, or it is read back now and compared with its
-        digest. In both cases the remote must still list it. `pull` restores the local data.
+        The checkpoints remain listed. Before any data is freed, every blob is confirmed to be on the remote. A blob is
+        confirmed if this store sent it to a service that refuses damaged uploads. Otherwise it is read back now and
+        compared with its digest. In both cases, the remote must still list the blob. `pull` restores the local data.
 
         Args:
             ref: Which checkpoint, or several, unless an option selects them.
@@ -1722,7 +1728,7 @@ class Store:
             options: The fields of `ChoiceOptions`, which are run, all and tagged.
 
         Returns:
-            The freed data. A checkpoint that keeps its data is in `skipped`, with the reason: it is not at the remote,
+            The freed data. A checkpoint that keeps its data is in `skipped`, with the reason: it is not on the remote,
             it is open, or the remote has other bytes.
 
         Raises:
@@ -1787,7 +1793,7 @@ class Store:
         keep_newest: int = 3,
         dry_run: bool = False,
     ) -> CompactionReport:
-        """Compact checkpoints without loss, by storing most of their data as differences to newer ones.
+        """Compact checkpoints without loss, by storing most of their data as differences from newer checkpoints.
 
         Contents and ids do not change. Loads take longer. A plain blob is deleted only after its encoded form was
         written, made durable, read back, decoded and compared. Checkpoints that are tagged, pinned or in use are not
@@ -1816,14 +1822,14 @@ class Store:
     def gc(self, *, dry_run: bool = False, exclusive: bool = False, now: bool = False) -> GcReport:
         """Delete unreferenced blobs, leftovers of killed saves, and the download cache.
 
-        Savers and readers can continue during gc. Data that a process has open is kept and reported with its holder.
-        The first gc after it was closed deletes it.
+        Savers and readers can continue during gc. Data that a process has open is kept, and reported with the process.
+        The first gc after the data was closed deletes it.
 
         Args:
             dry_run: Change nothing, and report the data that would be deleted.
             exclusive: Declares that no other host saves, reads or collects in the store. On a shared filesystem, open
                 files of other hosts are not visible. Without `exclusive`, only data that has waited for
-                `StoreConfig.grace_s` is deleted there. On other filesystems it has no effect.
+                `StoreConfig.grace_s` is deleted there. On other filesystems, this option has no effect.
             now: Also delete data that `undo` could restore.
 
         Raises:
@@ -1839,7 +1845,7 @@ class Store:
     def undoable(self) -> tuple[Waiting, ...]:
         """Return the dropped and replaced checkpoints that `undo` can restore, the most recently dropped first.
 
-        A checkpoint that lacks a blob is listed with a `problem`. It is freed at the same time as the others.
+        A checkpoint that lacks a blob is listed with a `problem`, and is freed at the same time as other checkpoints.
         See `StoreConfig.undo_by_hand_s` and `StoreConfig.undo_by_rule_s`.
 
         Raises:
@@ -1855,11 +1861,11 @@ class Store:
 
         Args:
             ref: ``RUN@STEP``, an id, or a `CheckpointInfo`, of a checkpoint that `undoable` lists. ``latest`` is the
-                one dropped last.
+                checkpoint that was dropped last.
 
         Raises:
             NoSuchRef: The checkpoint no longer exists, or gc is freeing it.
-            DamagedBlob: The checkpoint lacks a blob, or its manifest is damaged. It has a `problem` in `undoable`.
+            DamagedBlob: The checkpoint lacks a blob, or its manifest is damaged. `undoable` lists it with a `problem`.
             BadInput: The ref is not valid for `undo`, or several runs have such a checkpoint.
         """
         from ckstore.ops.free.undo import undo
@@ -1872,18 +1878,18 @@ class Store:
 
         Data is not copied. Each checkpoint gets a new id, since the id depends on the name of the run. Metrics, notes,
         times, tags, pins and the rules of the run are kept. Background saves of this handle to the run are finished
-        first. After a kill, the same call continues the renaming. It also moves checkpoints that the same training has
-        saved under the old name since. If another process drops some of the checkpoints during the renaming, the others
-        are renamed, and a `CkstoreWarning` names the dropped ones.
+        first. After a kill, the same call continues the renaming, and also renames checkpoints that the same training
+        has since saved under the old name. If another process drops some of the checkpoints during the renaming, the
+        others are renamed, and a `CkstoreWarning` names the dropped ones.
 
         The mirror also keeps the checkpoints under the old name, until `StoreConfig.keep_remote` removes them. Without
         that policy, a `CkstoreWarning` gives their number.
 
         Raises:
             NoSuchRef: There is no such run, or all its checkpoints were dropped during the renaming.
-            InUse: A save to the run is in progress, or one of its checkpoints is open. If it was opened, tagged or
-                pinned during the renaming, the same call completes the renaming.
-            StepExists: The run `new` has checkpoints of its own, or a process reserved the name by ``run="auto"``.
+            InUse: A save to the run is in progress, or one of its checkpoints is open. If a checkpoint was opened,
+                tagged or pinned during the renaming, repeating the call completes the renaming.
+            StepExists: The run `new` has its own checkpoints, or a process reserved the name with ``run="auto"``.
             DamagedBlob, BytesElsewhere: A checkpoint is not whole locally. Nothing was changed.
             BadInput: A name is not a valid run name, or both names have rules in `config.retention_by_run`.
             SaveFailed, InsufficientSpace: The store cannot be written. All checkpoints still have their old names.
@@ -1897,7 +1903,7 @@ class Store:
 
     @api_call_in_memory
     def savers(self) -> tuple[SaverStatus, ...]:
-        """Return the savers of this store, of all handles and users whose processes are visible to this one.
+        """Return the savers of this store, for all handles and users whose processes are visible to this process.
 
         Raises:
             CkstoreError: The processes of this host cannot be listed.
@@ -2006,9 +2012,10 @@ class Store:
     def annotate(
         self, ref: RefLike, metrics: Mapping[str, Any] | None = None, note: str | None = None
     ) -> CheckpointInfo:
-        """Add metrics, for example of an evaluation, and a note to a checkpoint, durably. Retention rules use them.
+        """Add metrics, such as those of an evaluation, and a note to a checkpoint, durably.
 
-        An existing metric gets the new value. If two callers annotate at once, both annotations are kept.
+        Retention rules use these metrics. An existing metric gets the new value. If two callers annotate at the same
+        time, both annotations are kept.
 
         Returns:
             The updated information about the checkpoint.
@@ -2086,7 +2093,7 @@ class Store:
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle the arguments of opening, so that a spawned worker opens the store again."""
         context, known = self._context, self._context.known
-        # Include the parents, because rank 0 of `ddp_spawn` saves and this process has loaded.
+        # Include the parents, because with `ddp_spawn` this process loads, and rank 0 saves in a spawned process.
         continues = dict(known.last_parents), known.declared
         return _opened_again, (type(self), self.path, self.run, context.readonly, context.catalog_path, continues)
 
@@ -2096,7 +2103,7 @@ class Store:
     def _repr_html_(self) -> str:
         return f"<code>{html.escape(repr(self))}</code>"
 
-    # New users try these first. The errors of Python would not name the right method.
+    # New users may try these operations first. The errors of Python would not name the right method.
     def __getitem__(self, ref: object) -> NoReturn:
         """Refuse ``store[ref]``, and name the method to use.
 
@@ -2131,17 +2138,18 @@ class Store:
         from ckstore.remote.mirror.mirror_address import entry_of, free_name, learn_mirror
 
         entry = entry_of(self._context, mirror)
-        # If it is already set, make no request: a training must restart even if the mirror does not answer.
+        # If the mirror is already set, make no request, since a training must restart even without a reachable mirror.
         if entry is not None and self.config.mirror == entry.name:
             return
         if entry is None:
             entry = self.remotes.add(free_name(self._context, mirror), mirror)
-        # This also covers an interrupted listing. Local checkpoints must not be mixed with those of other stores.
+        # Without local data, the store is new or its listing was interrupted. Otherwise do not list the mirror, since
+        # local checkpoints must not be mixed with those of other stores.
         if all(info.elsewhere for info in self.checkpoints()):
             self._list_remote(entry.name)
         else:
             learn_mirror(self._context, entry.name)
-        # This comes last, so that a repeated call redoes all steps if one failed.
+        # Set the mirror last, so that a repeated call redoes all steps if one failed.
         self.config.mirror = entry.name
         wake_mirror(self._context, "saved")
 
@@ -2180,7 +2188,7 @@ class Store:
 
         def request() -> Request:
             self.background._settle(self._effective_run(run))  # noqa: SLF001 - its own
-            # Of several ranks, only the first one adds the facts of its subscribers.
+            # If there are ranks, only the first rank adds the facts of its subscribers.
             has_facts = getattr(ranks, "rank", 0) == 0
             return request_of(self._context, self._run_named(run), step, options, progress, has_facts=has_facts)
 
@@ -2198,7 +2206,7 @@ class Store:
         return info
 
     def _run_named(self, run: str | None) -> str:
-        """Return `_effective_run`, and log once if no run was named."""
+        """Return `_effective_run`. If no run is named, `Notices.tell_unnamed_run` may warn."""
         if run is None:
             self._context.notices.tell_unnamed_run()
         return self._effective_run(run)
@@ -2333,7 +2341,7 @@ def _remote_copies(context: Context, urls: Sequence[str]) -> CopySource:
 
 
 class _LazyRescue:
-    """Repairs damage that loads detect. The modules for this are imported at the first damage."""
+    """Repairs damage that loads detect. The modules for repairs are imported at the first damage."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -2386,7 +2394,7 @@ def _create(
     *,
     exist_ok: bool,
 ) -> bool:
-    """Create a store and return True, or return False if one exists and `exist_ok` allows it."""
+    """Create a store and return True, or return False if a store exists and `exist_ok` is True."""
     from ckstore.model.settings.settings import DEFAULT_CHUNK_BYTES
     from ckstore.ops.open.opening import check_new, create
     from ckstore.ops.settings_file import NO_DIRECTORY_HINT

@@ -132,7 +132,7 @@ class StoreConfig:
 
     A change of a setting is durable, and applies to every process. Assigning None, or ``del store.config.retention``,
     restores the default. An unknown name raises `AttributeError`. A change in a store that was opened for reading
-    raises `SaveFailed`. An invalid value, or a damaged file of settings, raises `BadInput`, and settings of a newer
+    raises `ReadOnlyStore`. An invalid value, or a damaged file of settings, raises `BadInput`, and settings of a newer
     ckstore raise `NewerFormat`.
     """
 
