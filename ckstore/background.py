@@ -151,7 +151,7 @@ class BackgroundSaves:
             self._made.raise_unread()
 
     def _close(self, timeout_s: float | None) -> None:
-        """Release the saver. If `timeout_s` is None, neither wait for the saver nor raise the errors of its saves."""
+        """Release the saver. Without a `timeout_s`, neither wait for the saver nor raise the errors of its saves."""
         if self._made is None:
             return
         if timeout_s is not None:

@@ -68,9 +68,9 @@ class CkstoreError(Exception):
         hint: The next step in one sentence, for Python code. It is empty if the message needs no advice.
         command_hint: The next step for the command line. It is empty if `hint` also applies to the command line.
         exit_status: The exit status of the command line.
-        of_storage: Whether a save failed because of the storage. Such a problem may be gone at the next save, so a
-            training can continue. All other errors are mistakes of the caller, or end the training anyway. An
-            `UnknownOutcome` is not an error of the storage, because the checkpoint may exist.
+        of_storage: Whether a save failed because of the storage. The next save may succeed, so a training can continue.
+            All other errors are mistakes of the caller, or end the training anyway. An `UnknownOutcome` is not an error
+            of the storage, because the checkpoint may exist.
     """
 
     exit_status: ClassVar[int] = 1

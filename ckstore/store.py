@@ -247,7 +247,7 @@ class Store:
             hash: For a new store, as in `init`.
             chunk_bytes: For a new store, as in `init`.
             catalog_path: See `open`.
-            mirror: The remote to which each checkpoint is copied once it is durable locally: a URL
+            mirror: The remote to which each checkpoint is copied once it is durable locally. Pass a URL
                 (``s3://BUCKET/PREFIX``), a directory, which is created if missing, or the name of a remote of the
                 store. A new store lists the checkpoints of the remote immediately, like a store made by `clone`, and
                 has the same hash and chunk size, so a training can continue on another machine. The mirror is stored as
@@ -1403,8 +1403,8 @@ class Store:
         """Read one checkpoint or all from the disk, bypassing the page cache, and compare all bytes with their digests.
 
         Directories that are not complete checkpoints also count as damage. Damage is recorded, so that ``latest-valid``
-        skips a damaged checkpoint, and saving the checkpoint again replaces it. The record is removed if no damage is
-        found any more. If all checkpoints are verified, the store itself is also checked: links, canonical names,
+        skips a damaged checkpoint, and saving the checkpoint again replaces it. If a checkpoint is intact again, the
+        record is removed. If all checkpoints are verified, the store itself is also checked: links, canonical names,
         unused blobs, the catalog, settings, tags and pins. Lost names and a wrong catalog are repaired. If the store
         was opened for reading, nothing is recorded or repaired.
 
@@ -1420,8 +1420,8 @@ class Store:
             rate_bytes_s: Maximum read rate, in bytes per second.
             repair: Move damaged blobs into ``quarantine/``, and replace them with intact copies from the store or one
                 of its remotes.
-            repair_from: One or several sources of intact copies of checkpoints or files: another store, any directory,
-                or the URL of a remote. Copies are read and compared before they are used. Implies `repair`.
+            repair_from: One or several sources of intact copies of checkpoints or files. A source is another store, any
+                directory, or the URL of a remote. Copies are read and compared before they are used. Implies `repair`.
             progress: Called from time to time with the number of bytes read and the total.
 
         Raises:

@@ -183,7 +183,7 @@ class StoreRules:
         by_run: The policies of single runs, by name or glob.
         budget: The maximum size of all checkpoints, or None.
         own_only: The names of the rules that apply only to the checkpoints of this user, who set these rules and is not
-            the owner of the store: ``retention``, ``budget``, and names of `by_run`.
+            the owner of the store. A name is ``retention``, ``budget``, or a name in `by_run`.
     """
 
     default: RetentionPolicy | None

@@ -141,7 +141,7 @@ def training_of(context: Context, parent: Parent | None, run: str) -> str:
 
 
 def know_training(context: Context, run: str) -> None:
-    """Decide the training of the next save of a run, before another process is asked for that save."""
+    """Decide the training of the next save of a run, before another process gets the order for that save."""
     training = training_of(context, None, run)
     context.known.last_parents.setdefault(run, Parent("", run, training, origin="begun"))
 

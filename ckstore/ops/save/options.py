@@ -50,7 +50,7 @@ def request_of(  # noqa: PLR0917 - the arguments are those of `Request`
     *,
     has_facts: bool = True,
 ) -> Request:
-    """Look up the parent of a save, check some of its options, and return its request.
+    """Return the request for a save, after looking up its parent and checking some of its options.
 
     Args:
         context: The store.

@@ -352,8 +352,8 @@ def _read_again(context: Context, source: ByteSource, digest: str) -> memoryview
 def find_pieces(context: Context, sizes: Mapping[str, int]) -> tuple[dict[str, PieceLocation], Counted | None]:
     """Return the locations of pieces that this process or the catalog knows, and the count of checkpoints.
 
-    The catalog only proposes locations, and `_pieces_are_there` checks them. Impossible locations are not returned. The
-    count is None if the catalog was not queried.
+    The catalog only proposes locations, and `_pieces_are_there` checks them. Impossible locations are not returned. If
+    the catalog was not queried, there is no count.
 
     Args:
         context: The store.

@@ -1,4 +1,4 @@
-"""Look up in the journal of events which process saved a checkpoint, so that a `StepExists` error can name it."""
+"""Search the journal of events for the process that saved a checkpoint, so that a `StepExists` error can name it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def with_author(context: Context, error: StepExists, run: str) -> StepExists:
 
 
 def _saved(context: Context, id: str, run: str) -> Event | None:
-    """Return the journal event of the save of a checkpoint, or None if none is found or other hosts use the store."""
+    """Return the journal event of the save of a checkpoint, or None if it is unknown or other hosts use the store."""
     # A PID from another host would name the wrong process on this host.
     if not id or not context.view.sees_locks:
         return None
