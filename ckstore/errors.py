@@ -348,7 +348,7 @@ class MissingBlob(DamagedBlob):
 
 
 class NoWholeCheckpoint(DamagedBlob):
-    """Checkpoints exist, but none of them is complete, so no newest one can be returned.
+    """Checkpoints exist, but none of them is complete, so no newest checkpoint can be returned.
 
     This is not a `NoSuchRef`, because a training may treat a `NoSuchRef` as its first start, and begin again at step 1.
     """
@@ -362,7 +362,7 @@ CatalogProblem = Literal["missing", "behind", "newer", "damaged", "unreadable"]
 
 
 class CatalogUnavailable(CkstoreError):
-    """The catalog cannot be used at present. The catalog is only an index, and only gc requires it.
+    """The catalog cannot be used at present. The catalog is an index that only gc requires.
 
     Attributes:
         why: ``missing``, ``damaged`` or ``behind`` (an older ckstore wrote it) mean that the next opening for writing

@@ -512,8 +512,8 @@ class Store:
     ) -> PendingSave:
         """Copy a state and save it in the background. When this call returns, the state may be changed.
 
-        A separate process, the saver, does the work. This process does not touch the filesystem of the store. Saves
-        become visible in the order of the calls. The arguments work as in `save`. See docs/explanation/async.md.
+        A separate process, the saver, does the work. The calling process does not access the filesystem of the store.
+        Saves become visible in the order of the calls. The arguments work as in `save`. See docs/explanation/async.md.
 
         Args:
             state: As in `save`. It is copied once, to memory shared with the saver.
@@ -973,12 +973,12 @@ class Store:
             rank: For a checkpoint saved with ``save(ranks=…)``, the rank whose state is loaded. `select` then applies
                 to the names in that state. If None, the result is a dict of rank -> state.
             file: For a checkpoint of files, the path of a file with a state, such as ``optimizer.pt``. Its state is
-                loaded as by ``torch.load(weights_only=True)``. Its pickle is read and never run. If None, only the
+                loaded as by ``torch.load(weights_only=True)``. Its pickle is read but never executed. If None, only the
                 tensors of all files are loaded, as a dict of path -> name -> tensor. Names are flat
                 (``state[0].step``). All other values, such as ``param_groups`` of an optimizer, and files without
                 tensors are left out. To resume, pass the file, ``load(500, file="optimizer.pt")``, or write all files
                 with `checkout`.
-            max_bytes: Refuse a state of more bytes before allocating memory. Use it for checkpoints from people you do
+            max_bytes: Refuse a larger state, before memory is allocated. Use this for checkpoints from people you do
                 not trust, since a small checkpoint can refer to one blob many times.
 
         Raises:
@@ -1092,8 +1092,8 @@ class Store:
 
         Args:
             ref: Which checkpoint.
-            max_bytes: Refuse each read of more bytes (a tensor, a slice or a load) before allocating memory. As with
-                `load`, use it for checkpoints from people you do not trust.
+            max_bytes: Refuse each larger read (a tensor, a slice or a load), before memory is allocated. As with
+                `load`, use this for checkpoints from people you do not trust.
 
         Raises:
             NoSuchRef, AmbiguousRef: The ref does not name one checkpoint.
@@ -1305,8 +1305,8 @@ class Store:
             select: The name of the state dict in the saved state, such as ``model``. If None, the whole state is the
                 state dict.
             add: Files to add to each version with all weights, such as ``config.json`` and the tokenizer, or a
-                directory with them. Weights in it are ignored. A checkpoint of committed files has its own such files.
-                If one of the files changes, all weights are published again with the new files.
+                directory with them. Weights in this directory are ignored. A checkpoint of committed files itself has
+                such files. If one of the files changes, all weights are published again with the new files.
             dtype: The dtype of the published floating-point weights of 16 bits or more, ``float16``, ``bfloat16`` or
                 ``float32``. The conversion is that of ``tensor.to(dtype)``. A change that the conversion removes is not
                 published. If None, weights keep their dtype in the checkpoint. If the dtype differs from that of the
@@ -1468,7 +1468,7 @@ class Store:
             InsufficientSpace: There is no room for a second catalog. Nothing was changed.
             NewerFormat: A newer ckstore made the catalog. Nothing was changed.
             CatalogUnavailable: The catalog cannot be written. The checkpoints are unchanged, and the next opening
-                continues.
+                continues the rebuild.
         """
         from ckstore.ops.open.reindex import reindex
 
@@ -1483,7 +1483,8 @@ class Store:
 
         Raises:
             ReadOnlyStore: The store was opened for reading only.
-            CkstoreError: The operating system refused an operation. Another call, or the next opening, continues.
+            CkstoreError: The operating system refused an operation. Another call, or the next opening, continues the
+                conversion.
         """
         from ckstore.ops.open.draft_conversion import convert
 
@@ -1716,8 +1717,9 @@ class Store:
         """Free the local data of checkpoints that are stored on a remote. Loads then download the data they read.
 
         The checkpoints remain listed. Before any data is freed, every blob is confirmed to be on the remote. A blob is
-        confirmed if this store sent it to a service that refuses damaged uploads. Otherwise it is read back now and
-        compared with its digest. In both cases, the remote must still list the blob. `pull` restores the local data.
+        confirmed if this store sent it to a service that refuses damaged uploads. Otherwise, the blob is read back now
+        and compared with its digest. In both cases, the remote must still list the blob. `pull` restores the local
+        data.
 
         Args:
             ref: Which checkpoint, or several, unless an option selects them.
@@ -1733,7 +1735,7 @@ class Store:
 
         Raises:
             NoSuchRef, AmbiguousRef: A ref does not name one checkpoint.
-            BadInput: Neither a ref nor a rule is given, or both.
+            BadInput: Neither a ref nor a rule is given, or both are given.
             RemoteError: There is no such remote, or it does not answer.
             SaveFailed: The store cannot be written.
         """
@@ -1774,8 +1776,8 @@ class Store:
             NoSuchRef: There is no checkpoint of that run.
             BadInput: There is no policy, no checkpoint has a metric that the policy uses, the plan does not concern
                 the run, or a tag or a pin cannot be read.
-            InUse: Another gc is running, and no checkpoint had to be dropped. If some were dropped, a `CkstoreWarning`
-                reports instead that their space is not free yet.
+            InUse: Another gc is running, and no checkpoint had to be dropped. If checkpoints were dropped, a
+                `CkstoreWarning` reports instead that their space is not free yet.
             SaveFailed: The store cannot be written.
             CatalogUnavailable: The catalog cannot be used. `reindex` makes a new one.
         """
@@ -1883,7 +1885,7 @@ class Store:
         others are renamed, and a `CkstoreWarning` names the dropped ones.
 
         The mirror also keeps the checkpoints under the old name, until `StoreConfig.keep_remote` removes them. Without
-        that policy, a `CkstoreWarning` gives their number.
+        that policy, a `CkstoreWarning` reports their number.
 
         Raises:
             NoSuchRef: There is no such run, or all its checkpoints were dropped during the renaming.

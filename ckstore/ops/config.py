@@ -303,9 +303,9 @@ class StoreConfig:
     keep_local = _policy(config_file.KEEP_LOCAL)
     """Which checkpoints keep their local data. If None, all do.
 
-    After a push, the store evicts the other checkpoints that the mirror has, like `evict`. Evicted checkpoints remain
-    listed, and reads download the data that they need. The policy does not count checkpoints without local data. Tagged
-    and pinned checkpoints keep their local data.
+    After a push, the store evicts the other checkpoints that the mirror has, as `evict` does. Evicted checkpoints
+    remain listed, and reads download the data that they need. The policy does not count checkpoints without local data.
+    Tagged and pinned checkpoints keep their local data.
     """
 
     keep_remote = _policy(KEEP_REMOTE)
@@ -323,9 +323,8 @@ class StoreConfig:
 
     A separate process compacts, with a share of one processor, at a lower priority than the training. A save starts
     the process, at most every ten minutes, and the process ends when no work is left. Tags, pins and `compact_keep`
-    protect checkpoints from compaction.
-    Writing and reading compacted checkpoints requires ``ckstore[compact]``. `Store.compact` works without this setting.
-    Default: None.
+    protect checkpoints from compaction. Writing and reading compacted checkpoints requires ``ckstore[compact]``.
+    `Store.compact` works without this setting. Default: None.
     """
 
     compact_share = _plain(config_file.COMPACT_SHARE)

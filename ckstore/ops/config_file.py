@@ -84,7 +84,7 @@ class Setting(Generic[T]):
 
 
 READ_BACK = Setting("read_back", default=False, wanted="true or false", fits=_is_bool)
-# With this share, rereading takes less time than the duration of a save that writes nothing varies anyway:
+# With this share, rereading takes less time than the usual variation between saves that write nothing:
 # docs/adr/0010-rereading.md.
 RECHECK_SHARE = Setting("recheck_share", 0.005, "a number from 0 to 1", number_in(0, 1))
 # An NFS client caches, and a save on a busy cluster pauses, for less than this time: docs/adr/0011-grace.md.

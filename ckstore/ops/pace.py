@@ -49,7 +49,7 @@ class RateLimiter:
 class ReadBudget:
     """Limits the time of reading. A blob is read completely or not at all, and only if it can be read in time.
 
-    The duration is estimated from previous blobs. The first blob is always read, so that every run makes progress.
+    The duration is estimated from previous blobs. The first blob is always read, so that every call makes progress.
 
     Attributes:
         ended: Whether a blob was refused.
@@ -77,8 +77,8 @@ class ReadBudget:
             now_s = self._clock()
             if self._reading_since_s is None:
                 self._reading_since_s = now_s
-            # After one refusal, all blobs are refused. Otherwise small blobs that still fit would be read in every run,
-            # and large ones never.
+            # After one refusal, all blobs are refused. Otherwise each call would read the small blobs that still fit,
+            # and large blobs would never be read.
             elif self.ended or now_s - self._began_s + self._takes_s(now_s, nbytes) > self._budget_s:
                 self.ended = True
                 return False
@@ -126,7 +126,7 @@ class Share:
 
 
 class DutyCycle:
-    """Limits repeated work to a share of the time. The work is skipped for a while after a run that was not very short.
+    """Limits repeated work to a share of the time. After work that was not very short, `do` skips it for a while.
 
     Only processor time counts, so that short work is not skipped on a busy machine.
     """

@@ -1,4 +1,4 @@
-"""Make the catalog match the directories, and repair it if it is missing, damaged or of an older version."""
+"""Make the catalog match the directories, and repair or rebuild a missing, damaged or older catalog."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def _differing_by_name(context: Context) -> set[CheckpointKey] | None:
 
 
 def _differing(context: Context, listing: Mapping[CheckpointKey, Stamp], runs: set[str] | None) -> set[CheckpointKey]:
-    """Return the checkpoints whose directories differ from the catalog, in these runs or in all runs if None."""
+    """Return the checkpoints whose directories differ from the catalog, in `runs` or, if None, in all runs."""
     if runs is None:
         published = context.layout.stamps()
     else:

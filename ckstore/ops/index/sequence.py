@@ -55,7 +55,7 @@ def next_sequence(context: Context, counted: Counted | None = None, least: int |
 
 
 def _look_at_waiting(context: Context, greatest: int) -> None:
-    """Raise the greatest known number to that of every dropped checkpoint that can be restored."""
+    """Raise the greatest known number at least to the number of every dropped checkpoint that can be restored."""
     # `undo` restores a checkpoint with its number. A checkpoint that is saved before the undo must have a greater
     # number. Otherwise this checkpoint would not be the newest after the undo, and a rule could drop it.
     layout, known = context.layout, context.known
@@ -168,7 +168,7 @@ class _SequenceNumbers:
                 self.check([place])
 
     def greatest(self) -> int:
-        """Return the greatest number or 0. Read the manifest with this number, and the one that was written last."""
+        """Return the greatest number, or 0; check it by the manifest with this number and the last written manifest."""
         while self.sequences:
             by_order = sorted(self.sequences, key=self.sequences.__getitem__)
             by_time = sorted(self._written, key=self._written.__getitem__)

@@ -41,7 +41,7 @@ _RESERVED_NS = 1_618_033_988 * 10**9
 A directory that is empty because all checkpoints of its run were deleted or renamed has another time, and its name is
 free. The time of a reserved run is an even number of seconds, which every filesystem can store."""
 _drawn: dict[tuple[str, str], str] = {}
-"""Store and run -> the training of this process's saves to the run, as long as they continue no checkpoint."""
+"""Store and run -> the training that this process began in the run."""
 # A forked process is another training, so it must not replace checkpoints of its parent process.
 os.register_at_fork(after_in_child=_drawn.clear)
 
@@ -267,7 +267,7 @@ class RunGuard:
             self._check_order([other for other in replaced if other.manifest.content != manifest.content])
 
     def _check_order(self, replaced: Sequence[Published]) -> None:
-        """Raise if this process saves an earlier step without a load before, since that begins another training."""
+        """Raise if this process saves an earlier step without a preceding load, since that begins another training."""
         if not replaced:
             return
         manifest, parent = self.manifest, self.parent

@@ -1,9 +1,8 @@
 """Pack small tensors into shared blobs: find their pieces in existing packs, and write the rest to new packs.
 
 A pack is kept while one of its pieces is used. To limit dead bytes in packs, a piece is reused only if one checkpoint
-or this save uses at least half of its pack. Otherwise the piece is written again to a new pack
-(docs/adr/0002-catalog.md).
-Thus the packs of each checkpoint are at most twice its size.
+or this save uses at least half of its pack. Otherwise the piece is written again to a new pack. Thus the packs of each
+checkpoint are at most twice its size (docs/adr/0002-catalog.md).
 """
 
 from __future__ import annotations

@@ -173,7 +173,7 @@ class Recheck:
         return True
 
     def _may_go_on(self) -> bool:
-        """Whether to continue reading within the time limit. Even a slow disk is read up to `LEAST_BYTES`."""
+        """Whether to continue reading within the time limit. At least `LEAST_BYTES` are read, even from a slow disk."""
         # With a share of 1, everything is read, regardless of the time.
         with self._mutex:
             allowed_s = _SHARE_OF_TIME * (time.monotonic() - self._began_s)

@@ -79,7 +79,7 @@ class RecordedSource:
         return False
 
     def check(self, chunk: RecordedChunk, algorithm: Algorithm) -> None:
-        """Compare a chunk with its current bytes, if they are available."""
+        """Compare the current bytes of a chunk with its digest, if the bytes are available."""
         data = self._samples.get(chunk.start)
         # One chunk in 32 is available, a different one in each save, so 32 saves compare all chunks
         # (docs/explanation/async.md).

@@ -1,7 +1,7 @@
 """Save a state as a checkpoint, in the steps of the save protocol. Format: docs/format/v1.md, "Durability".
 
 1. Create and lock a staging directory, and refuse the save early if the filesystem has no room.
-2. Hash each chunk. If the store has its blob, claim the blob by a link.
+2. Hash each chunk. If the store has its blob, claim the blob with a link.
 3. Otherwise write the blob, make it durable, and link it into the store.     (ops.save.write)
 4. Write the manifest, and make the staging directory durable.
 5. Commit: rename the staging directory, and make the parents durable.        (objects.publish)

@@ -65,7 +65,7 @@ def or_not_saved(
 
 
 _untold: set[SaveTotals] = set()
-"""The totals of stores whose failed saves have not been reported. The end of the process is the latest time for it."""
+"""The totals of stores with failed saves that must still be reported, at the end of the process at the latest."""
 
 
 def tell_failures(totals: SaveTotals) -> None:
