@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 
 
 class BackgroundSaves:
-    """The unfinished saves of `Store.save_async`, and the saver process that finishes them. See `Store.background`.
+    """The unfinished saves of `Store.save_async`, and the saver process that finishes them.
+
+    See `Store.background`.
 
     Attributes:
         path: Directory of the store.
@@ -126,7 +128,10 @@ class BackgroundSaves:
         *,
         on_failure: OnFailure,
     ) -> PendingSave:
-        """Start a background save. See `ckstore.Store.save_async`. `parent` is a ref that the saver looks up."""
+        """Start a background save.
+
+        See `ckstore.Store.save_async`. `parent` is a ref that the saver looks up.
+        """
         order = _order_of(request, parent)
         # Decide the training before the order is sent, so that a second saver does not create another training for the
         # run.
@@ -139,7 +144,7 @@ class BackgroundSaves:
         return pending
 
     def _call_failed(self, run: str) -> None:
-        """Record that a call for a run failed. The next save of the run ignores the names in its `unchanged`."""
+        """Record that a call for a run failed; the next save of the run ignores the names in its `unchanged`."""
         if self._made is not None:
             self._made.call_failed(run)
 
@@ -151,7 +156,7 @@ class BackgroundSaves:
             self._made.raise_unread()
 
     def _close(self, timeout_s: float | None) -> None:
-        """Release the saver. Without a `timeout_s`, neither wait for the saver nor raise the errors of its saves."""
+        """Release the saver; without a `timeout_s`, neither wait for the saver nor raise the errors of its saves."""
         if self._made is None:
             return
         if timeout_s is not None:
@@ -195,7 +200,7 @@ class BackgroundSaves:
 
 
 def _order_of(request: Request, parent: str) -> Order:
-    """Check a request, and return the order for it. The number and the state of the order are added later."""
+    """Check a request, and return the order for it; the number and the state of the order are added later."""
     from ckstore.model.saver.messages import Order
 
     request.check()

@@ -22,7 +22,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
 class BuildInfo(NamedTuple):
-    """A version and the commit of its code. ``ckstore --version`` prints its text."""
+    """A version and the commit of its code; ``ckstore --version`` prints its text."""
 
     version: str
     commit: str | None

@@ -129,7 +129,7 @@ class NoSuchFile(NoSuchRef, FileNotFoundError):
 
 
 class AmbiguousRef(CkstoreError, LookupError):
-    """The ref matches several checkpoints. The message lists some of them."""
+    """The ref matches several checkpoints; the message lists some of them."""
 
     exit_status = 4
 
@@ -172,7 +172,9 @@ class CannotStore(BadInput):
 
 
 class CannotLoad(BadInput):
-    """A committed file, or a value in it, cannot be loaded as a state. No code in the file was run.
+    """A committed file, or a value in it, cannot be loaded as a state.
+
+    No code in the file was run.
 
     Attributes:
         file: The path of the file in the checkpoint.
@@ -196,7 +198,9 @@ class CannotLoad(BadInput):
 
 
 class DoesNotFit(BadInput):
-    """The checkpoint and the target of the load differ. Nothing was loaded.
+    """The checkpoint and the target of the load differ.
+
+    Nothing was loaded.
 
     Attributes:
         missing: Names in the target that the checkpoint lacks.
@@ -232,19 +236,19 @@ class StepExists(CkstoreError):
 
 
 class RunInUse(CkstoreError):
-    """The run has checkpoints of another training that the save would replace or supersede. Nothing was published."""
+    """The run has checkpoints of another training that the save would replace or supersede; nothing was published."""
 
 
 class StateChanged(CkstoreError):
-    """The state changed during the save. Nothing was published."""
+    """The state changed during the save; nothing was published."""
 
 
 class NotUnchanged(StateChanged):
-    """A tensor that ``unchanged=`` selects differs from the previous checkpoint. Nothing was published."""
+    """A tensor that ``unchanged=`` selects differs from the previous checkpoint; nothing was published."""
 
 
 class SaveFailed(CkstoreError):
-    """A save failed. Nothing was published, and every earlier checkpoint is intact."""
+    """A save failed; nothing was published, and every earlier checkpoint is intact."""
 
     of_storage = True
 
@@ -284,19 +288,21 @@ class UnknownOutcome(CkstoreError):
 
 
 class ReadOnlyStore(SaveFailed):
-    """The store was opened read-only, or this user may not write to it. The call changed nothing."""
+    """The store was opened read-only, or this user may not write to it; the call changed nothing."""
 
     of_storage = False
 
 
 class RankError(SaveFailed):
-    """Several ranks could not save or load one checkpoint together. A save that raises this error published nothing."""
+    """Several ranks could not save or load one checkpoint together; a save that raises this error published nothing."""
 
     of_storage = False
 
 
 class MissingRanks(RankError):
-    """Some ranks did not arrive in time. The message lists them, with the known facts about each.
+    """Some ranks did not arrive in time.
+
+    The message lists them, with the known facts about each.
 
     Attributes:
         missing: The numbers of the missing ranks.
@@ -344,7 +350,7 @@ class DamagedBlob(CkstoreError):
 
 
 class MissingBlob(DamagedBlob):
-    """A file with data of a checkpoint is missing. The rest of the checkpoint may be intact."""
+    """A file with data of a checkpoint is missing; the rest of the checkpoint may be intact."""
 
 
 class NoWholeCheckpoint(DamagedBlob):
@@ -355,14 +361,16 @@ class NoWholeCheckpoint(DamagedBlob):
 
 
 class OtherHash(DamagedBlob):
-    """The manifest is intact, but its store uses another hash algorithm. A store accepts only its own algorithm."""
+    """The manifest is intact, but its store uses another hash algorithm; a store accepts only its own algorithm."""
 
 
 CatalogProblem = Literal["missing", "behind", "newer", "damaged", "unreadable"]
 
 
 class CatalogUnavailable(CkstoreError):
-    """The catalog cannot be used at present. The catalog is an index that only gc requires.
+    """The catalog cannot be used at present.
+
+    The catalog is an index that only gc requires.
 
     Attributes:
         why: ``missing``, ``damaged`` or ``behind`` (an older ckstore wrote it) mean that the next opening for writing
@@ -376,7 +384,7 @@ class CatalogUnavailable(CkstoreError):
 
 
 class CatalogFull(CatalogUnavailable, InsufficientSpace):
-    """The catalog cannot be written, because the disk or a quota is full. The catalog itself is intact."""
+    """The catalog cannot be written, because the disk or a quota is full; the catalog itself is intact."""
 
     exit_status = 6
 
@@ -411,7 +419,7 @@ class NewerFormat(CkstoreError):
 
 
 class RemoteError(CkstoreError):
-    """A remote refused, did not answer, or holds data that does not match its name. The local store is unchanged."""
+    """A remote refused, did not answer, or holds data that does not match its name; the local store is unchanged."""
 
 
 class NoSuchRemote(RemoteError):
@@ -421,36 +429,36 @@ class NoSuchRemote(RemoteError):
 
 
 class RemoteDenied(RemoteError):
-    """The service refused the credentials, or received none. Messages never contain credentials."""
+    """The service refused the credentials, or received none; messages never contain credentials."""
 
 
 class RemoteFull(RemoteError):
-    """A quota of the bucket or the account is used up, or the service is full. Nothing was deleted on the remote."""
+    """A quota of the bucket or the account is used up, or the service is full; nothing was deleted on the remote."""
 
     exit_status = 6
     of_storage = True
 
 
 class RemoteUnavailable(RemoteError):
-    """The service was unreachable, failed or did not answer in time. The same call may succeed later."""
+    """The service was unreachable, failed or did not answer in time; the same call may succeed later."""
 
     of_storage = True
 
 
 class RunIsOwned(RemoteError):
-    """Another store mirrors the run to this remote. The checkpoints remain in the local store."""
+    """Another store mirrors the run to this remote; the checkpoints remain in the local store."""
 
 
 class BytesElsewhere(RemoteError):
-    """Data of a checkpoint is stored only on a remote and cannot be fetched. The data is not damaged."""
+    """Data of a checkpoint is stored only on a remote and cannot be fetched; the data is not damaged."""
 
 
 class MissingExtra(CkstoreError):
-    """A Python package that the call needs is not installed, or cannot be loaded. The hint says how to install it."""
+    """A Python package that the call needs is not installed, or cannot be loaded; the hint says how to install it."""
 
     @classmethod
     def of(cls, error: ImportError, need: str, package: str, extra: str) -> MissingExtra:
-        """Return the error for a failed import. `need` is the subject of the message and its verb."""
+        """Return the error for a failed import; `need` is the subject of the message and its verb."""
         install = f"pip install 'ckstore[{extra}]'"
         if isinstance(error, ModuleNotFoundError) and (error.name or package).partition(".")[0] == package:
             return cls(f"{need} the package {package}, which is not installed", hint=install)

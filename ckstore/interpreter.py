@@ -19,7 +19,7 @@ _WARNING = 30  # the level of `logging`
 
 
 class _Pause:
-    """Counts the blocks that pause the collector. The first one stops it, and the end of the last one restarts it."""
+    """Counts the blocks that pause the collector; the first one stops it, and the end of the last one restarts it."""
 
     def __init__(self) -> None:
         self._mutex = threading.RLock()  # a signal handler may save while this thread holds it
@@ -66,7 +66,7 @@ def python_gc_paused() -> Iterator[None]:
 
 
 def log(level: int, text: str, *, name: str = "ckstore") -> None:
-    """Log a message. If a handler fails, print its traceback to stderr, as `logging` does, and return normally."""
+    """Log a message; if a handler fails, print its traceback to stderr, as `logging` does, and return normally."""
     import logging  # the import takes time, and most commands log nothing
     import traceback
 
@@ -78,7 +78,7 @@ def log(level: int, text: str, *, name: str = "ckstore") -> None:
 
 
 def log_notes(name: str, notes: Iterable[str], told: set[str]) -> None:
-    """Log the notes of a save. A note about its checkpoint is logged each time, and any other note once."""
+    """Log the notes of a save; a note about its checkpoint is logged each time, and any other note once."""
     # Do not use a `CkstoreWarning`. A filter may turn it into an error, although the checkpoint is saved. `told` has
     # the notes that were logged for other saves, with 0 in place of each number.
     for note in dict.fromkeys(notes):

@@ -6,7 +6,7 @@ from functools import cached_property
 
 
 class LazyNames:
-    """The names of a public module. Each line of its stub file imports one name from the module that defines it."""
+    """The names of a public module; each line of its stub file imports one name from the module that defines it."""
 
     def __init__(self, module: str, file: str) -> None:
         self._module, self._file = module, file

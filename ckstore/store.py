@@ -1,4 +1,4 @@
-"""The facade: `Store`. Each method calls a function of another module, which is imported on first use."""
+"""The facade `Store`; each method calls a function of another module, which is imported on first use."""
 
 from __future__ import annotations
 
@@ -84,9 +84,10 @@ RefLike = str | SupportsIndex | CheckpointInfo
 
 
 class Store:
-    """An open store. Several threads may use it. It holds no file open between calls, so `close` is optional.
+    """An open store.
 
-    Opening a store for writing moves the leftovers of killed saves to the trash and updates the catalog.
+    Several threads may use it. It holds no file open between calls, so `close` is optional. Opening a store for writing
+    moves the leftovers of killed saves to the trash and updates the catalog.
 
     In addition to the errors listed at each method, every method raises `CkstoreError` if the system refuses an
     operation or memory runs out, and `UnsafePlace` if a directory of the store was replaced by another file. A method
@@ -236,10 +237,11 @@ class Store:
         mirror: str | os.PathLike[str] | None = None,
         continue_from: RefLike | None = None,
     ) -> Store:
-        """Open the store at `path`, or create it if it does not exist. Several processes may do this at the same time.
+        """Open the store at `path`, or create it if it does not exist.
 
-        The creation of a store is logged. If a store of a similar name exists in the same directory, a `CkstoreWarning`
-        names the similar store, since a mistyped path would otherwise restart a training.
+        Several processes may do this at the same time. The creation of a store is logged. If a store of a similar name
+        exists in the same directory, a `CkstoreWarning` names the similar store, since a mistyped path would otherwise
+        restart a training.
 
         Args:
             path: The directory of the store. Missing parents of a new store are created.
@@ -291,10 +293,11 @@ class Store:
         endpoint: str | None = None,
         region: str | None = None,
     ) -> Store:
-        """Create a store at `path` that lists every checkpoint of a remote. Loads download the data they read.
+        """Create a store at `path` that lists every checkpoint of a remote.
 
-        Manifests, tags, pins and annotations are downloaded, but no blobs. The blobs remain on the remote, as after
-        `evict`, and `pull` downloads them. An existing clone of that remote is updated with its new checkpoints.
+        Loads download the data they read. Manifests, tags, pins and annotations are downloaded, but no blobs. The blobs
+        remain on the remote, as after `evict`, and `pull` downloads them. An existing clone of that remote is updated
+        with its new checkpoints.
 
         Args:
             source: The URL of a remote, its directory, or the directory of a store, as in `remotes.add`.
@@ -510,10 +513,11 @@ class Store:
         after: object = None,
         on_failure: OnFailure = "raise",
     ) -> PendingSave:
-        """Copy a state and save it in the background. When this call returns, the state may be changed.
+        """Copy a state and save it in the background.
 
-        A separate process, the saver, does the work. The calling process does not access the filesystem of the store.
-        Saves become visible in the order of the calls. The arguments work as in `save`. See docs/explanation/async.md.
+        When this call returns, the state may be changed. A separate process, the saver, does the work. The calling
+        process does not access the filesystem of the store. Saves become visible in the order of the calls. The
+        arguments work as in `save`. See docs/explanation/async.md.
 
         Args:
             state: As in `save`. It is copied once, to memory shared with the saver.
@@ -818,10 +822,11 @@ class Store:
         sums: bool | Literal["model-signing"] = False,
         progress: Progress | None = None,
     ) -> ExportReport:
-        """Export a checkpoint to files for other programs. A state that many ranks saved is consolidated.
+        """Export a checkpoint to files for other programs.
 
-        The files are written next to `destination`, checked byte by byte, made durable, read back, and appear by one
-        rename. An export uses at most 256 MiB of memory, independent of the size of the state.
+        A state that many ranks saved is consolidated. The files are written next to `destination`, checked byte by
+        byte, made durable, read back, and appear by one rename. An export uses at most 256 MiB of memory, independent
+        of the size of the state.
 
         Args:
             ref: Which checkpoint. As in `load`, ``latest-valid`` skips damaged checkpoints.
@@ -951,10 +956,11 @@ class Store:
         file: str | None = None,
         max_bytes: int | None = None,
     ) -> Any:
-        """Return a state, identical in bits, dtype, shape and structure. Parameters are returned as tensors.
+        """Return a state, identical in bits, dtype, shape and structure.
 
-        If a blob is damaged or missing and a remote of the store has it, the load downloads the blob and repairs the
-        store, with a `CkstoreWarning`. If the store cannot be written, the load only uses the downloaded bytes.
+        Parameters are returned as tensors. If a blob is damaged or missing and a remote of the store has it, the load
+        downloads the blob and repairs the store, with a `CkstoreWarning`. If the store cannot be written, the load only
+        uses the downloaded bytes.
 
         Args:
             ref: Which checkpoint. ``latest-valid`` is the newest whole checkpoint. Newer checkpoints that are damaged
@@ -1088,7 +1094,9 @@ class Store:
 
     @api_call
     def open_checkpoint(self, ref: RefLike = "latest", *, max_bytes: int | None = None) -> OpenCheckpoint:
-        """Open a checkpoint for lazy reading, as a context manager. An open checkpoint is not deleted.
+        """Open a checkpoint for lazy reading, as a context manager.
+
+        An open checkpoint is not deleted.
 
         Args:
             ref: Which checkpoint.
@@ -1370,9 +1378,10 @@ class Store:
 
     @api_call
     def delete(self, ref: RefLike, *, dry_run: bool = False, now: bool = False) -> None:
-        """Delete a checkpoint durably. `undo` can restore it for a day. Then its unshared data is freed.
+        """Delete a checkpoint durably.
 
-        ``RUN@STEP`` also deletes a checkpoint that is not whole. This cannot be undone.
+        `undo` can restore the checkpoint for a day. Then its unshared data is freed. ``RUN@STEP`` also deletes a
+        checkpoint that is not whole. This cannot be undone.
 
         Args:
             ref: Which checkpoint.
@@ -1476,10 +1485,10 @@ class Store:
 
     @api_call
     def migrate(self) -> MigrateReport:
-        """Convert a store that a draft of ckstore made. `open` also does this, except with ``recover=False``.
+        """Convert a store that a draft of ckstore made.
 
-        The directory of each checkpoint is renamed after its id, and tags are rewritten. No data is copied. A directory
-        without a readable manifest keeps its name.
+        `open` also does this, except with ``recover=False``. The directory of each checkpoint is renamed after its id,
+        and tags are rewritten. No data is copied. A directory without a readable manifest keeps its name.
 
         Raises:
             ReadOnlyStore: The store was opened for reading only.
@@ -1548,7 +1557,9 @@ class Store:
 
     @api_call
     def du(self) -> Usage:
-        """Return the disk usage of each checkpoint and the space that dropping it would free. No data is read.
+        """Return the disk usage of each checkpoint and the space that dropping it would free.
+
+        No data is read.
 
         Raises:
             CkstoreError: A directory of the store cannot be read.
@@ -1559,7 +1570,9 @@ class Store:
 
     @api_call
     def metrics(self, path: str | os.PathLike[str] | None = None) -> str:
-        """Return metrics of the store and each run as OpenMetrics text. `write_metrics` covers saves of this handle.
+        """Return metrics of the store and each run as OpenMetrics text.
+
+        `write_metrics` covers saves of this handle.
 
         Args:
             path: A file that is atomically replaced with this text, for the textfile collector of node_exporter.
@@ -1635,11 +1648,11 @@ class Store:
         dry_run: bool = False,
         **options: Unpack[TransferOptions],
     ) -> TransferReport:
-        """Push checkpoints to a remote, the newest first. Only blobs whose digests the remote lacks are sent.
+        """Push checkpoints to a remote, the newest first.
 
-        Metrics, tags, pins and annotations are also pushed. A repeated call continues an interrupted push. When this
-        call returns, each checkpoint is whole on the remote, since the presence of every blob was checked after the
-        manifest was written.
+        Only blobs whose digests the remote lacks are sent. Metrics, tags, pins and annotations are also pushed. A
+        repeated call continues an interrupted push. When this call returns, each checkpoint is whole on the remote,
+        since the presence of every blob was checked after the manifest was written.
 
         Args:
             ref: Which checkpoint, or several. If None, the newest, unless an option selects others.
@@ -1669,12 +1682,12 @@ class Store:
         dry_run: bool = False,
         **options: Unpack[TransferOptions],
     ) -> TransferReport:
-        """Pull checkpoints of a remote. Only blobs whose digests the store lacks are downloaded.
+        """Pull checkpoints of a remote.
 
-        Each blob is compared with its digest before it gets its name. A checkpoint appears atomically, whole and
-        durable, with the same id and the same position in the order of commits. Its metrics, annotations, tags and pins
-        are also pulled, but local tags do not move. A repeated call continues an interrupted pull, unless gc ran
-        in the meantime.
+        Only blobs whose digests the store lacks are downloaded. Each blob is compared with its digest before it gets
+        its name. A checkpoint appears atomically, whole and durable, with the same id and the same position in the
+        order of commits. Its metrics, annotations, tags and pins are also pulled, but local tags do not move. A
+        repeated call continues an interrupted pull, unless gc ran in the meantime.
 
         Args:
             ref: Which checkpoint of the remote, or several, by a step, ``latest``, a tag or digits of an id. If None,
@@ -1714,12 +1727,12 @@ class Store:
         dry_run: bool = False,
         **options: Unpack[ChoiceOptions],
     ) -> EvictReport:
-        """Free the local data of checkpoints that are stored on a remote. Loads then download the data they read.
+        """Free the local data of checkpoints that are stored on a remote.
 
-        The checkpoints remain listed. Before any data is freed, every blob is confirmed to be on the remote. A blob is
-        confirmed if this store sent it to a service that refuses damaged uploads. Otherwise, the blob is read back now
-        and compared with its digest. In both cases, the remote must still list the blob. `pull` restores the local
-        data.
+        Loads then download the data they read. The checkpoints remain listed. Before any data is freed, every blob is
+        confirmed to be on the remote. A blob is confirmed if this store sent it to a service that refuses damaged
+        uploads. Otherwise, the blob is read back now and compared with its digest. In both cases, the remote must still
+        list the blob. `pull` restores the local data.
 
         Args:
             ref: Which checkpoint, or several, unless an option selects them.
@@ -1916,10 +1929,10 @@ class Store:
 
     @api_call
     def doctor(self) -> DoctorReport:
-        """Check the store and its filesystem for problems. Each finding that is not ok has advice.
+        """Check the store and its filesystem for problems.
 
-        The store is not changed. If this user may write, links and block sharing are tested with temporary names that
-        are removed immediately.
+        Each finding that is not ok has advice. The store is not changed. If this user may write, links and block
+        sharing are tested with temporary names that are removed immediately.
 
         Raises:
             CkstoreError: A directory of the store cannot be read.
@@ -1930,7 +1943,9 @@ class Store:
 
     @api_call
     def tag(self, name: str, ref: RefLike = "latest") -> CheckpointInfo:
-        """Tag a checkpoint durably. An existing tag moves. Tagged checkpoints are never dropped.
+        """Tag a checkpoint durably.
+
+        An existing tag moves. Tagged checkpoints are never dropped.
 
         Raises:
             BadInput: `name` is not a valid tag name.
@@ -1945,7 +1960,9 @@ class Store:
 
     @api_call
     def untag(self, name: str) -> None:
-        """Remove a tag durably, even if it cannot be read. The checkpoint remains.
+        """Remove a tag durably, even if it cannot be read.
+
+        The checkpoint remains.
 
         Raises:
             NoSuchRef: There is no such tag.
@@ -1958,7 +1975,9 @@ class Store:
 
     @api_call
     def tags(self) -> list[Tag]:
-        """Return all tags by name. Dangling tags are marked, and a warning names tags that cannot be read.
+        """Return all tags by name.
+
+        Dangling tags are marked, and a warning names tags that cannot be read.
 
         Raises:
             CkstoreError: A directory of the store cannot be read.
@@ -2001,7 +2020,9 @@ class Store:
 
     @api_call
     def pins(self) -> list[Pin]:
-        """Return all pins in the order of their creation. Expired and dangling pins are marked.
+        """Return all pins in the order of their creation.
+
+        Expired and dangling pins are marked.
 
         Raises:
             BadInput: A pin cannot be read. Nothing is dropped until it is repaired or removed.
@@ -2048,10 +2069,10 @@ class Store:
         return StoreConfig(self._context)
 
     def close(self, timeout_s: float = 2.0) -> None:
-        """Release the saver, if there is one. Nothing else is held open between calls.
+        """Release the saver, if there is one.
 
-        This waits at most `timeout_s` for the results of background saves. The saver finishes the remaining saves, even
-        if this process ends. `background.wait` waits longer.
+        Nothing else is held open between calls. This waits at most `timeout_s` for the results of background saves. The
+        saver finishes the remaining saves, even if this process ends. `background.wait` waits longer.
 
         Args:
             timeout_s: Maximum time to wait, in seconds.
@@ -2136,7 +2157,7 @@ class Store:
         return True
 
     def _mirror_to(self, mirror: str | os.PathLike[str]) -> None:
-        """Set the mirror. A store without local data lists the checkpoints of the mirror."""
+        """Set the mirror; a store without local data lists the checkpoints of the mirror."""
         from ckstore.remote.mirror.mirror_address import entry_of, free_name, learn_mirror
 
         entry = entry_of(self._context, mirror)
@@ -2199,7 +2220,7 @@ class Store:
     def _log_warnings(
         self, save: Callable[[], CheckpointInfo], on_failure: OnFailure, run: str | None, step: int | None
     ) -> CheckpointInfo | NotSaved:
-        """Save, log the notes and return the checkpoint. With ``warn``, a failed save returns a `NotSaved`."""
+        """Save, log the notes and return the checkpoint; with ``warn``, a failed save returns a `NotSaved`."""
         from ckstore.ops.save.tolerance import or_not_saved
 
         info = or_not_saved(self._context, save, on_failure, self._effective_run(run), step)
@@ -2208,7 +2229,7 @@ class Store:
         return info
 
     def _run_named(self, run: str | None) -> str:
-        """Return `_effective_run`. If no run is named, `Notices.tell_unnamed_run` may warn."""
+        """Return `_effective_run`; if no run is named, `Notices.tell_unnamed_run` may warn."""
         if run is None:
             self._context.notices.tell_unnamed_run()
         return self._effective_run(run)
@@ -2224,7 +2245,7 @@ class Store:
         return self._effective_run(run)
 
     def _new_run(self) -> str:
-        """Return the run of ``run="auto"``. The first call reserves it."""
+        """Return the run of ``run="auto"``; the first call reserves it."""
         if self._auto_run is None:
             from ckstore.ops.save.continuation import take_free_run
 
@@ -2250,7 +2271,7 @@ class Store:
 
 
 def context_of(store: Store) -> Context:
-    """Return the context that the operations of an open store share. Framework integrations use it."""
+    """Return the context that the operations of an open store share; framework integrations use it."""
     return store._context  # noqa: SLF001 - its own
 
 
@@ -2315,7 +2336,7 @@ def _open(
 
 
 def _fetching(context: Context) -> Callable[..., int | None]:
-    """Return the function that reads remote data. It imports the modules for remotes at the first read."""
+    """Return the function that reads remote data; it imports the modules for remotes at the first read."""
 
     @cache
     def reader() -> RemoteReader:
@@ -2343,7 +2364,7 @@ def _remote_copies(context: Context, urls: Sequence[str]) -> CopySource:
 
 
 class _LazyRescue:
-    """Repairs damage that loads detect. The modules for repairs are imported at the first damage."""
+    """Repairs damage that loads detect; the modules for repairs are imported at the first damage."""
 
     def __init__(self, context: Context) -> None:
         self._context = context

@@ -28,7 +28,7 @@ _HINT = "in a signal handler only set a flag; when it is set, call save from the
 
 
 class _Act:
-    """A running call of a public method. Two calls are never equal."""
+    """A running call of a public method; two calls are never equal."""
 
     __slots__ = ("args", "kwargs", "method", "places", "thread")
 

@@ -100,7 +100,10 @@ class Workers:
                 _patiently(lambda: _drop(begun), lambda: self._is_any_alive() and not all(map(Future.done, begun)))
 
     def result(self, future: Future[R], say: Callable[[], object] | None = None) -> R:
-        """Wait for submitted work; return its result or raise its error. `say` is called regularly while waiting."""
+        """Wait for submitted work; return its result or raise its error.
+
+        `say` is called regularly while waiting.
+        """
         while not future.done():
             with suppress(FutureTimeout):  # the work itself may also raise this error; then the future is done
                 future.result(timeout=_LOOK_S)
@@ -110,7 +113,7 @@ class Workers:
         return future.result()
 
     def help_out(self) -> None:
-        """Do queued work if every thread has died. Callers that wait for work call this regularly."""
+        """Do queued work if every thread has died; callers that wait for work call this regularly."""
         if self._is_any_alive():
             return
         with suppress(Empty):
@@ -120,7 +123,7 @@ class Workers:
                     _do(*job)
 
     def stop(self) -> None:
-        """Drop work that was not started, and wait for running work. In a forked child, do nothing."""
+        """Drop work that was not started, and wait for running work; in a forked child, do nothing."""
         if os.getpid() == self._pid:
             _patiently(self._end, lambda: bool(self._threads))
 
@@ -238,7 +241,7 @@ def for_each(
 
 
 def waited_for(future: Future[Any], help_out: Callable[[], None]) -> Iterator[None]:
-    """Wait for one piece of work, and raise its error. Yield at intervals, and once more when the work is done."""
+    """Wait for one piece of work, and raise its error; yield at intervals, and once more when the work is done."""
     while not future.done():
         try:
             future.exception(timeout=_LOOK_S)  # returns the error of the work

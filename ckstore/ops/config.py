@@ -80,7 +80,9 @@ def _lacking(wanted: set[str], all_metrics: Iterable[Mapping[str, float]]) -> se
 
 
 class _Attribute(Generic[T]):
-    """A descriptor for one setting. Reading or changing it is an API call with the name of the setting.
+    """A descriptor for one setting.
+
+    Reading or changing the setting is an API call with the name of the setting.
 
     Args:
         member: The member in ``config.json``.
@@ -128,12 +130,12 @@ def _policy(member: config_file.PolicyMember) -> _Attribute[RetentionPolicy | No
 
 
 class StoreConfig:
-    """The settings of a store: `Store.config`. Each access to an attribute reads or writes ``config.json``.
+    """The settings of a store: `Store.config`.
 
-    A change of a setting is durable, and applies to every process. Assigning None, or ``del store.config.retention``,
-    restores the default. An unknown name raises `AttributeError`. A change in a store that was opened for reading
-    raises `ReadOnlyStore`. An invalid value, or a damaged file of settings, raises `BadInput`, and settings of a newer
-    ckstore raise `NewerFormat`.
+    Each access to an attribute reads or writes ``config.json``. A change of a setting is durable, and applies to every
+    process. Assigning None, or ``del store.config.retention``, restores the default. An unknown name raises
+    `AttributeError`. A change in a store that was opened for reading raises `ReadOnlyStore`. An invalid value, or a
+    damaged file of settings, raises `BadInput`, and settings of a newer ckstore raise `NewerFormat`.
     """
 
     __slots__ = ("_context",)

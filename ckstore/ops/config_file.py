@@ -288,7 +288,7 @@ def setting_of(layout: Layout, setting: Setting[T]) -> T:
 
 
 def setting_or_none(layout: Layout, setting: Setting[T]) -> T | None:
-    """Return an optional setting, or None if it is off or cannot be read. The code that needs it reports errors."""
+    """Return an optional setting, or None if it is off or cannot be read; the code that needs it reports errors."""
     try:
         return setting_of(layout, setting)
     except (CkstoreError, OSError):
@@ -296,7 +296,7 @@ def setting_or_none(layout: Layout, setting: Setting[T]) -> T | None:
 
 
 def settings_or_defaults(layout: Layout, *settings: Setting[Any]) -> list[Any]:
-    """Return the values of settings, reading the file once. A setting that cannot be read has its default."""
+    """Return the values of settings, reading the file once; a setting that cannot be read has its default."""
     # The code that needs the settings reports errors in them.
     try:
         config, where = read_config(layout), str(layout.config)

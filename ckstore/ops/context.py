@@ -83,7 +83,7 @@ class CopySource(Protocol):
 
 
 class Rescuer(Protocol):
-    """Repairs data that loads of one open store find damaged or missing. Several threads use it."""
+    """Repairs data that loads of one open store find damaged or missing; several threads use it."""
 
     def blob(
         self, directory: CheckpointDirectory, error: Unreadable, blob: BlobRecord, *, first: bool
@@ -108,7 +108,7 @@ class Evictor(Protocol):
         """Return the checkpoints with local data that the other place has."""
 
     def plan(self, policy: RetentionPolicy) -> RetentionPlan:
-        """Return which checkpoints keep their local data. The others can be evicted."""
+        """Return which checkpoints keep their local data; the others can be evicted."""
 
     def evict(self, going: Sequence[CheckpointInfo]) -> Sequence[CheckpointInfo]:
         """Evict checkpoints, and return those that were evicted."""
@@ -122,7 +122,7 @@ class SaveWatch:
     """
 
     def staged(self) -> None:
-        """Note that the staging directory exists. Next, existing blobs are looked up and data is hashed."""
+        """Note that the staging directory exists; next, existing blobs are looked up and data is hashed."""
 
     def hashed(self, nbytes: int) -> None:
         """Note that `nbytes` more bytes were hashed."""
@@ -134,23 +134,23 @@ class SaveWatch:
         """Note that a blob is durable."""
 
     def syncing(self) -> None:
-        """Note that all blobs are stored. Next, the manifest is written, and everything is made durable."""
+        """Note that all blobs are stored; next, the manifest is written, and everything is made durable."""
 
     def publishing(self, step: int) -> None:
-        """Note that the next rename may publish the save at this step. An error prevents the rename."""
+        """Note that the next rename may publish the save at this step; an error prevents the rename."""
 
     def sealed(self, staging: Staging, manifest: Manifest, rule: Rule) -> None:
-        """Note that the checkpoint is sealed in `staging` and the rename is next. An error prevents the rename."""
+        """Note that the checkpoint is sealed in `staging` and the rename is next; an error prevents the rename."""
 
     def committed(self, info: CheckpointInfo) -> None:
-        """Note that the checkpoint is durable. Its tags, the catalog and retention follow."""
+        """Note that the checkpoint is durable; its tags, the catalog and retention follow."""
 
     def patience_s(self) -> float:
         """Return the maximum time in seconds for which a failed save may be retried."""
         return math.inf
 
     def pause(self, seconds: float, is_over: Callable[[], bool]) -> None:
-        """Pause after a failed try until `is_over` returns True. An error prevents another try."""
+        """Pause after a failed try until `is_over` returns True; an error prevents another try."""
         pause(seconds, is_over)
 
 
@@ -279,7 +279,7 @@ class Context:
         return self.view.frees_at_once or self.view.is_assumed
 
     def of_step(self, run: str, step: int) -> list[CheckpointKey]:
-        """Return the keys of the directories of one step. The run is listed only if it has changed."""
+        """Return the keys of the directories of one step; the run is listed only if it has changed."""
         return self.known.directories.of_step(self.layout, run, step)
 
     def tell_passed_over(self) -> None:
@@ -333,7 +333,9 @@ class Context:
         self.known.settings_file = identity
 
     def check_accepts_writes(self) -> None:
-        """Raise if this process must not write to the store. For a store opened for writing, no file is accessed.
+        """Raise if this process must not write to the store.
+
+        For a store opened for writing, no file is accessed.
 
         Raises:
             ReadOnlyStore: The store was opened for reading only.
@@ -482,7 +484,7 @@ def with_small_files(context: Context, info: CheckpointInfo, there: Collection[s
 
 
 def _lacks_blobs(context: Context, key: CheckpointKey) -> bool:
-    """Whether a checkpoint with data on a remote lacks local blobs. A killed eviction may not have freed any blob."""
+    """Whether a checkpoint with data on a remote lacks local blobs; a killed eviction may not have freed any blob."""
     with suppress(FileNotFoundError, PermissionError):
         if any(dirfd_stat.names(context.layout.checkpoint(key) / BLOBS)):
             from ckstore.objects.checkpoints import lacks_blobs  # rarely needed: most evicted checkpoints have no blobs
@@ -492,7 +494,7 @@ def _lacks_blobs(context: Context, key: CheckpointKey) -> bool:
 
 
 def annotated(context: Context, info: CheckpointInfo) -> CheckpointInfo:
-    """Return `info` with the annotations of the checkpoint. If they cannot be read, a problem is noted instead."""
+    """Return `info` with the annotations of the checkpoint; if they cannot be read, a problem is noted instead."""
     key = annotation_problem(info)
     try:
         found = read_annotations(context.layout.checkpoint(info.key))

@@ -1,7 +1,7 @@
-"""The download cache for reads of evicted checkpoints, in ``remotes/.cache/``. Source: docs/format/v1.md.
+"""The download cache for reads of evicted checkpoints, in ``remotes/.cache/``.
 
-Each file has one range of a blob. Readers verify cached bytes in the same way as bytes from a remote, and any process
-may remove files at any time. Only ranges of blobs without a local file are added.
+Source: docs/format/v1.md. Each file has one range of a blob. Readers verify cached bytes in the same way as bytes from
+a remote, and any process may remove files at any time. Only ranges of blobs without a local file are added.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def clear(layout: Layout) -> int:
 
 
 class DownloadCache:
-    """The cache of one open store, for several threads. Errors are not raised, since bytes can be downloaded again."""
+    """The cache of one open store, for several threads; errors are not raised, since bytes can be downloaded again."""
 
     def __init__(self, context: Context) -> None:
         self._layout = context.layout
@@ -83,7 +83,10 @@ class DownloadCache:
         self._pending_bytes = 0  # bytes that threads are writing
 
     def read_into(self, digest: str, offset: int, into: memoryview) -> bool:
-        """Fill memory with a range of a blob; return False if it is not cached. Nothing is verified."""
+        """Fill memory with a range of a blob; return False if it is not cached.
+
+        Nothing is verified.
+        """
         with _mutex:
             found = self._find(digest, offset, offset + len(into))
         if found is None:
@@ -118,7 +121,7 @@ class DownloadCache:
                     self._enter(f"{digest}.{offset}.{len(data)}", len(data))
 
     def _write(self, name: str, data: memoryview) -> None:
-        """Write a range. The caller must not hold the mutex, since threads of other stores would wait for this disk."""
+        """Write a range; the caller must not hold the mutex, since threads of other stores would wait for this disk."""
         links.make_directory(self._folder.parent)
         links.make_directory(self._folder)
         # Write to a temporary name and rename the complete file, since another process may read the file immediately.

@@ -26,7 +26,7 @@ def joined(failures: Mapping[str, CkstoreError]) -> CkstoreError:
 
 
 def failure_of(item: str, error: CkstoreError | OSError) -> CkstoreError:
-    """Return the error of an item as a `CkstoreError`. The message for a system error contains the name of the item."""
+    """Return the error of an item as a `CkstoreError`; the message for a system error contains the name of the item."""
     if isinstance(error, CkstoreError):
         return error
     hint = "the operating system reported the cause above; ckstore verify checks the store"

@@ -234,7 +234,7 @@ def _trusted(stamp: RunStamp | None, published: Collection[CheckpointKey]) -> Ru
 
 
 class HighWaterMark:
-    """The greatest number so far. It is raised by one call of C code, which no signal handler interrupts."""
+    """The greatest number so far; it is raised by one call of C code, which no signal handler interrupts."""
 
     def __init__(self) -> None:
         self._heap = [0]

@@ -1,8 +1,8 @@
-"""The record of the checkpoints on the mirror: ``remotes/.mirror.json``. Source: docs/format/v1.md.
+"""The record of the checkpoints on the mirror: ``remotes/.mirror.json``.
 
-The file is written by the process that mirrors, and by processes that verify the mirror or pull tags, pins and
-annotations from it. Retention reads the file. If the file is damaged or is about another mirror, no checkpoint counts
-as mirrored, so that retention keeps more.
+Source: docs/format/v1.md. The file is written by the process that mirrors, and by processes that verify the mirror or
+pull tags, pins and annotations from it. Retention reads the file. If the file is damaged or is about another mirror, no
+checkpoint counts as mirrored, so that retention keeps more.
 """
 
 from __future__ import annotations

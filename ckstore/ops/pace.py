@@ -22,7 +22,7 @@ _STRETCH_S = 0.02
 
 
 class RateLimiter:
-    """Limits the total read rate of several threads. Before a read, a thread waits until the rate allows the read."""
+    """Limits the total read rate of several threads; before a read, a thread waits until the rate allows the read."""
 
     def __init__(
         self, bytes_s: float, *, clock: Clock = time.monotonic, sleep: Callable[[float], None] = time.sleep
@@ -47,9 +47,10 @@ class RateLimiter:
 
 
 class ReadBudget:
-    """Limits the time of reading. A blob is read completely or not at all, and only if it can be read in time.
+    """Limits the time of reading.
 
-    The duration is estimated from previous blobs. The first blob is always read, so that every call makes progress.
+    A blob is read completely or not at all, and only if it can be read in time. The duration is estimated from previous
+    blobs. The first blob is always read, so that every call makes progress.
 
     Attributes:
         ended: Whether a blob was refused.
@@ -126,9 +127,10 @@ class Share:
 
 
 class DutyCycle:
-    """Limits repeated work to a share of the time. After work that was not very short, `do` skips it for a while.
+    """Limits repeated work to a share of the time.
 
-    Only processor time counts, so that short work is not skipped on a busy machine.
+    After work that was not very short, `do` skips it for a while. Only processor time counts, so that short work is not
+    skipped on a busy machine.
     """
 
     def __init__(
@@ -205,7 +207,7 @@ def pause(seconds: float, is_over: Callable[[], bool]) -> None:
 
 
 class PhaseTimer:
-    """Measures the duration of each part of a save. A part ends when the next part begins, and may occur repeatedly."""
+    """Measures the duration of each part of a save; a part ends when the next part begins, and may occur repeatedly."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}  # part -> seconds
@@ -219,7 +221,7 @@ class PhaseTimer:
 
 
 class SaveTotals:
-    """Counts the saves of one open store. Its methods may be called from several threads."""
+    """Counts the saves of one open store; its methods may be called from several threads."""
 
     def __init__(self) -> None:
         self._outcomes = dict.fromkeys(("saved", "failed", "skipped"), 0)

@@ -1,9 +1,9 @@
-"""Rename a run: copy its checkpoints with links, then drop the old checkpoints. Source: docs/protocol.md.
+"""Rename a run: copy its checkpoints with links, then drop the old checkpoints.
 
-The name of a run is in each manifest, and the id of a checkpoint is the digest of its manifest. Therefore each
-checkpoint gets a new manifest and id, and keeps its bytes, its place in the order of commits and its times. All copies
-are durable before the first old checkpoint is dropped. If the process is killed, complete checkpoints may exist under
-both names, and repeating the call completes the renaming.
+Source: docs/protocol.md. The name of a run is in each manifest, and the id of a checkpoint is the digest of its
+manifest. Therefore each checkpoint gets a new manifest and id, and keeps its bytes, its place in the order of commits
+and its times. All copies are durable before the first old checkpoint is dropped. If the process is killed, complete
+checkpoints may exist under both names, and repeating the call completes the renaming.
 """
 
 from __future__ import annotations

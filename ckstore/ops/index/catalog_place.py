@@ -141,7 +141,7 @@ def make_folder(catalog: Catalog) -> None:
 
 
 def refuse_foreign(catalog: Catalog) -> None:
-    """Raise if a catalog belongs to another store. An unreadable catalog is accepted, since it is repaired later."""
+    """Raise if a catalog belongs to another store; an unreadable catalog is accepted, since it is repaired later."""
     try:
         owner = catalog.owner()
     except CatalogUnavailable:

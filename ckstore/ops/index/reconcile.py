@@ -59,7 +59,7 @@ def reconcile_all(context: Context, keys: Iterable[CheckpointKey], note: Note | 
 
 
 def reconcile_one(context: Context, key: CheckpointKey, *, timeout_s: float) -> None:
-    """Make the rows of one checkpoint match its directory. If they already match, the lock is not taken."""
+    """Make the rows of one checkpoint match its directory; if they already match, the lock is not taken."""
     if not context.catalog_is_private and context.catalog.listing(places=[key]) == stamps(context, [key]):
         return
     from ckstore.objects.checkpoints import look

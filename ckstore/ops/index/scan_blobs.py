@@ -77,7 +77,7 @@ class _Use:
 
 @dataclass
 class StoreInventory:
-    """Counts checkpoints and blobs. Call `note` for each checkpoint, and then `look_at_blobs` once."""
+    """Counts checkpoints and blobs; call `note` for each checkpoint, and then `look_at_blobs` once."""
 
     layout: Layout
     places: set[CheckpointKey] = field(default_factory=set)  # complete checkpoints

@@ -1,8 +1,8 @@
-"""Convert a store of a draft format: rename its checkpoints according to their ids. Source: docs/format/v1.md.
+"""Convert a store of a draft format: rename its checkpoints according to their ids.
 
-Drafts of the format named the directory of a checkpoint after its step. Directories are only renamed, so readers keep
-running. ``store.json`` is updated last. If the process dies before this update, the next process that opens the store
-for writing continues the conversion.
+Source: docs/format/v1.md. Drafts of the format named the directory of a checkpoint after its step. Directories are only
+renamed, so readers keep running. ``store.json`` is updated last. If the process dies before this update, the next
+process that opens the store for writing continues the conversion.
 """
 
 from __future__ import annotations

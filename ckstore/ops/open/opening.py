@@ -290,7 +290,7 @@ def _unless_full() -> Iterator[None]:
 
 
 def try_recover(context: Context) -> list[str]:
-    """Call `recover`, and return notes for the user. A system error becomes a note."""
+    """Call `recover`, and return notes for the user; a system error becomes a note."""
     try:
         return recover(context)
     except CkstoreError:

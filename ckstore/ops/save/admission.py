@@ -27,7 +27,7 @@ _NOTHING = PackNeed(0, 0)
 
 @dataclass
 class _ChunkNeed:
-    """The space that the chunks of a state need. Existing blobs are claimed, so that making room cannot delete them."""
+    """The space that the chunks of a state need; existing blobs are claimed, so that making room cannot delete them."""
 
     new: dict[str, int] = field(default_factory=dict)
     claimed: set[str] = field(default_factory=set)

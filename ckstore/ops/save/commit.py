@@ -97,7 +97,7 @@ class _CapturedFiles(Captured):
 
 
 class _Segment:
-    """A part of a file that becomes one storage. Its bytes are not in memory."""
+    """A part of a file that becomes one storage; its bytes are not in memory."""
 
     __slots__ = ("_entry", "_start", "name", "nbytes")
     space = None

@@ -54,7 +54,7 @@ def parent_at(context: Context, info: CheckpointInfo) -> Parent:
 
 
 def named_parent(context: Context, ref: str | None, *, must_be: bool) -> Parent | None:
-    """Return the parent that a caller names. The checkpoint must exist if `must_be`, and may be deleted otherwise."""
+    """Return the parent that a caller names; the checkpoint must exist if `must_be`, and may be deleted otherwise."""
     if not ref:
         return None
     try:
@@ -80,7 +80,7 @@ def parent_in(context: Context, run: str) -> Parent | None:
 
 
 class ParentAtCall(NamedTuple):
-    """The parent of a save at the time of its call. The save runs in another thread after the call has returned."""
+    """The parent of a save at the time of its call; the save runs in another thread after the call has returned."""
 
     entry: Parent | None  # the entry of the run in `ProcessCache.last_parents`
     last: Parent | None  # the entry with the key "", of the last load of any run
@@ -134,7 +134,7 @@ def described(about: Description, parent: Parent | None) -> Description:
 
 
 def training_of(context: Context, parent: Parent | None, run: str) -> str:
-    """Return the training of a save. This is the training of its parent in the same run, or else a new training."""
+    """Return the training of a save; this is the training of its parent in the same run, or else a new training."""
     if parent is not None and parent.run == run:
         return parent.training
     return _drawn.setdefault((context.settings.uuid, run), draw_training())
@@ -147,9 +147,10 @@ def know_training(context: Context, run: str) -> None:
 
 
 def begin_training(context: Context, run: str) -> None:
-    """Begin a training in a run. Its saves do not continue checkpoints that this process saved or loaded before.
+    """Begin a training in a run.
 
-    A parent that was declared (`Store.open(…, continue_from=…)`) is still continued.
+    Its saves do not continue checkpoints that this process saved or loaded before. A parent that was declared
+    (`Store.open(…, continue_from=…)`) is still continued.
     """
     known, declared = context.known, context.known.declared
     _drawn.pop((context.settings.uuid, run), None)
@@ -176,7 +177,7 @@ def rename_lineage(context: Context, old: str, new: str, ids: Mapping[str, str])
 
 
 def take_free_run(context: Context, wanted: str) -> str:
-    """Reserve and return an unused run name that is derived from `wanted`. No other process gets the same name."""
+    """Reserve and return an unused run name that is derived from `wanted`; no other process gets the same name."""
     context.check_writable()
     names = set(context.layout.runs())
     while True:
@@ -199,7 +200,7 @@ def is_reserved(layout: Layout, run: str) -> bool:
 
 
 def check_free(context: Context, run: str) -> None:
-    """Raise `RunInUse` if a training would begin in the run of another training. The save repeats this check."""
+    """Raise `RunInUse` if a training would begin in the run of another training; the save repeats this check."""
     parent = parent_in(context, run)
     if begins(parent, run):
         other = _other_in(context, run, training_of(context, parent, run))
@@ -243,7 +244,7 @@ def _flat(values: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class RunGuard:
-    """Decides for one save whether its run belongs to its training. `check` is called under the lock of the run."""
+    """Decides for one save whether its run belongs to its training; `check` is called under the lock of the run."""
 
     context: Context
     manifest: Manifest  # of the save

@@ -276,7 +276,7 @@ class HealthVerdict:
 
 
 def judged(draft: Manifest, counted: CountedPieces, before: Lineage | None, step: int | None) -> HealthVerdict:
-    """Return the facts about a checkpoint to be published at `step`. If None, the store chooses the step."""
+    """Return the facts about a checkpoint to be published at `step`; if `step` is None, the store chooses it."""
     forms = forms_of(draft.leaves, len(draft.storages))
     usual = (
         {} if before is None or before.health is None else {one.name: one.usual_inf for one in before.health.nonfinite}
@@ -334,7 +334,7 @@ def _first_names(leaves: Iterable[LeafRecord]) -> dict[int, str]:
 
 
 def _parts(manifest: Manifest, forms: Sequence[FloatForm | None]) -> dict[str, int]:
-    """Return a token for each part. The token of a part changes if one of its floating-point tensors changes."""
+    """Return a token for each part; the token of a part changes if one of its floating-point tensors changes."""
     found: dict[str, list[object]] = defaultdict(list)
     for key, number in _by_part(manifest.state):
         leaf = manifest.leaves[number]

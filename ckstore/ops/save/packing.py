@@ -81,7 +81,7 @@ class PackWriter(Protocol):
 
 
 def alignment_of(nbytes: int) -> int:
-    """Return the alignment in bytes of a piece of this size. Large pieces begin at a page, as mapping requires."""
+    """Return the alignment in bytes of a piece of this size; large pieces begin at a page, as mapping requires."""
     return GRAIN_BYTES if nbytes >= SMALL_BELOW_BYTES else ALIGNMENT
 
 
@@ -194,10 +194,10 @@ class PackMemory:
 
 
 class Packer:
-    """Plans packs and starts to store them. After `finish`, `places` has the location of each piece.
+    """Plans packs and starts to store them.
 
-    Small and medium pieces are in separate packs, so that the packs of a frozen base remain in use when only small
-    tensors change.
+    After `finish`, `places` has the location of each piece. Small and medium pieces are in separate packs, so that the
+    packs of a frozen base remain in use when only small tensors change.
     """
 
     def __init__(self, write_pack: WritePack, small_pack_bytes: int, packs_in_flight: int = 2) -> None:
@@ -274,7 +274,7 @@ def place_small(
     compare: bool = False,
     fingerprinted: FingerprintedChunks | None = None,
 ) -> SourceLocations:
-    """Store the bytes of small sources as pieces. With `compare`, also compare the bytes of pieces of equal digest."""
+    """Store the bytes of small sources as pieces; with `compare`, also compare the bytes of pieces of equal digest."""
     small_bytes = sum(aligned(source.nbytes) for source in sources if source.nbytes < SMALL_BELOW_BYTES)
     packs_in_flight = max(2, min(context.threads - 2, _MOST_IN_FLIGHT))
     packer = Packer(writer.start_pack, _small_pack_bytes(small_bytes), packs_in_flight)
@@ -320,7 +320,7 @@ def _key_of(context: Context, digest: str, source: ByteSource, seen: Mapping[str
 
 
 def _small_pack_bytes(small_bytes: int) -> int:
-    """Return the size in bytes of each new pack of small pieces. A large total is divided among several packs."""
+    """Return the size in bytes of each new pack of small pieces; a large total is divided among several packs."""
     # Several packs need less space in the long run (`_PACKS_AT_LEAST`). A small total becomes one pack, since each pack
     # costs an fsync.
     nbytes = min(PACK_BYTES, max(min(_LEAST_PACK_BYTES, small_bytes), small_bytes // _PACKS_AT_LEAST))

@@ -1,7 +1,8 @@
-"""Retry a save that failed for a transient reason. Each try is a new save with its own files.
+"""Retry a save that failed for a transient reason.
 
-After a failed fsync, the kernel may mark pages as clean that never reached the disk. Therefore the data of a failed try
-is never synced again: its staging directory is discarded before the pause (docs/adr/0032-patience.md).
+Each try is a new save with its own files. After a failed fsync, the kernel may mark pages as clean that never reached
+the disk. Therefore the data of a failed try is never synced again: its staging directory is discarded before the pause
+(docs/adr/0032-patience.md).
 """
 
 from __future__ import annotations

@@ -37,9 +37,10 @@ _SHARE_OF_TIME = 1 / 4
 
 
 class Recheck:
-    """The blobs that one save rereads. The methods may be called from several threads.
+    """The blobs that one save rereads.
 
-    `share` is the fraction of the state's bytes to reread. If it is 0, nothing is reread.
+    The methods may be called from several threads. `share` is the fraction of the state's bytes to reread. If it is 0,
+    nothing is reread.
     """
 
     def __init__(self, context: Context, staging: Staging, run: str, state_bytes: int, share: float) -> None:
@@ -108,7 +109,9 @@ class Recheck:
     # ------------------------------------------------------------------------------------------- read
 
     def agrees(self, digest: str, bytes_of: Callable[[int, int], memoryview], *, believed: bool = False) -> bool:
-        """Whether a claimed blob can be reused. A blob that is due to be read must have the right bytes on disk.
+        """Whether a claimed blob can be reused.
+
+        A blob that is due to be read must have the right bytes on disk.
 
         Args:
             digest: The blob.
@@ -173,7 +176,7 @@ class Recheck:
         return True
 
     def _may_go_on(self) -> bool:
-        """Whether to continue reading within the time limit. At least `LEAST_BYTES` are read, even from a slow disk."""
+        """Whether to continue reading within the time limit; at least `LEAST_BYTES` are read, even from a slow disk."""
         # With a share of 1, everything is read, regardless of the time.
         with self._mutex:
             allowed_s = _SHARE_OF_TIME * (time.monotonic() - self._began_s)

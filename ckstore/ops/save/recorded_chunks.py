@@ -106,7 +106,7 @@ Key = tuple[str, int, int, int]
 
 
 class FingerprintedChunks:
-    """The chunks of one save in a memory space. All methods except `settle` may be called from several threads."""
+    """The chunks of one save in a memory space; all methods except `settle` may be called from several threads."""
 
     def __init__(self, context: Context, run: str, captured: Captured, space: MemorySpace) -> None:
         self.claimed_bytes = 0
@@ -157,7 +157,7 @@ class FingerprintedChunks:
                 self._digests[self._key(source, start, stop)] = digest
 
     def digests(self, batch: Sequence[ByteSource]) -> list[str]:
-        """Return the digests of small sources. Sources without a known digest are read in few transfers."""
+        """Return the digests of small sources; sources without a known digest are read in few transfers."""
         found = {i: known for i, one in enumerate(batch) if (known := self.known(one, 0, one.nbytes)) is not None}
         wanted = [i for i, one in enumerate(batch) if i not in found and self.covers(one)]
         fetched = dict(zip(wanted, self._space.fetch([batch[i] for i in wanted]), strict=True)) if wanted else {}

@@ -1,4 +1,6 @@
-"""Save a state as a checkpoint, in the steps of the save protocol. Format: docs/format/v1.md, "Durability".
+"""Save a state as a checkpoint, in the steps of the save protocol.
+
+Format: docs/format/v1.md, "Durability".
 
 1. Create and lock a staging directory, and refuse the save early if the filesystem has no room.
 2. Hash each chunk. If the store has its blob, claim the blob with a link.
@@ -267,7 +269,7 @@ def _publish_once(  # noqa: PLR0917
     watch: SaveWatch,
     patience: Patience,
 ) -> _CommittedSave:
-    """Try once to stage and publish the save. After an error, the staging directory is discarded."""
+    """Try once to stage and publish the save; after an error, the staging directory is discarded."""
     act_name = f"saving {request.run}@{'next step' if request.step is None else request.step}"
     notes = patience.notes()
     laps = PhaseTimer()

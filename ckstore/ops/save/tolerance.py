@@ -46,7 +46,7 @@ def _without_frames(error: CkstoreError) -> CkstoreError:
 def or_not_saved(
     context: Context, save: Callable[[], CheckpointInfo], on_failure: OnFailure, run: str, step: int | None
 ) -> CheckpointInfo | NotSaved:
-    """Return the saved checkpoint. If `on_failure` is ``"warn"`` and the save fails, warn and return a `NotSaved`."""
+    """Return the saved checkpoint; if `on_failure` is ``"warn"`` and the save fails, warn and return a `NotSaved`."""
     check_on_failure(on_failure)
     try:
         info = save()

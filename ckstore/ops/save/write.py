@@ -307,7 +307,7 @@ class _ChunkWriter:
         self._progress, self._all_bytes = progress, all_bytes
 
     def digests(self, sources: Sequence[ByteSource]) -> list[str]:
-        """Return the digests of sources in live memory. Several threads hash large amounts of bytes."""
+        """Return the digests of sources in live memory; several threads hash large amounts of bytes."""
         groups: list[list[ByteSource]] = [[]]
         nbytes = 0
         for source in sources:
@@ -554,9 +554,10 @@ class _ChunkWriter:
         return digest
 
     def _claim(self, digest: str, data: memoryview, *, choose: bool = False) -> bool:
-        """Claim a blob of the store, and return whether it can be reused. A share of such blobs is reread.
+        """Claim a blob of the store, and return whether it can be reused.
 
-        With `choose`, an unforeseen blob may be reread now, instead of later when all unforeseen blobs are known.
+        A share of such blobs is reread. With `choose`, an unforeseen blob may be reread now, instead of later when all
+        unforeseen blobs are known.
         """
         if not self._staging.claim(digest, len(data)):
             return False
@@ -587,7 +588,7 @@ class _ChunkWriter:
             return first
 
     def _parts(self, chunk: _Chunk) -> Iterator[memoryview]:
-        """Copy a chunk to private memory in parts. Each part is valid until the next is requested."""
+        """Copy a chunk to private memory in parts; each part is valid until the next is requested."""
         if not hasattr(self._local, "part"):
             # Each thread keeps its buffer: new memory for each chunk would cost a page fault per 4 KiB (docs/adr/0006).
             self._local.part = aligned_buffer(PART_BYTES)
@@ -608,7 +609,7 @@ class _ChunkWriter:
             counting.end(chunk.piece)
 
     def _digest(self, source: ByteSource, live: memoryview) -> str:
-        """Return the digest of bytes in memory. If they are written without a copy, also count nonfinite values."""
+        """Return the digest of bytes in memory; if they are written without a copy, also count nonfinite values."""
         counting = None
         if self._health is not None and isinstance(source, BytesSource):
             counting = self._health.counting_new(source, len(live))
@@ -645,7 +646,7 @@ class _ChunkWriter:
         return reader.whole(stop - start), digest
 
     def _reader(self, space: MemorySpace | None) -> SourceReader:
-        """Return this thread's reader of a memory space. None stands for host memory and files."""
+        """Return this thread's reader of a memory space; None stands for host memory and files."""
         if not hasattr(self._local, "readers"):
             self._local.readers = {}
         readers: dict[MemorySpace | None, SourceReader] = self._local.readers
