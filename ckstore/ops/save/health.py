@@ -276,7 +276,7 @@ class HealthVerdict:
 
 
 def judged(draft: Manifest, counted: CountedPieces, before: Lineage | None, step: int | None) -> HealthVerdict:
-    """Return the facts about a checkpoint to be published at `step`; if `step` is None, the store chooses it."""
+    """Return the facts about a checkpoint to be published at `step`; without a step, the store chooses one."""
     forms = forms_of(draft.leaves, len(draft.storages))
     usual = (
         {} if before is None or before.health is None else {one.name: one.usual_inf for one in before.health.nonfinite}
