@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Protocol
 
 from ckstore.errors import BadInput
 from ckstore.fs.buffers import prefer_huge_pages
+from ckstore.interpreter import python_gc_paused
 from ckstore.model.manifest.leaf_records import itemsize
 from ckstore.model.manifest.manifest import LeafKind, LeafRecord, Node
 from ckstore.model.manifest.nodes import DICTS, SEQUENCES, decode_float, decode_key, join, text_of_leaf
@@ -97,7 +98,8 @@ def build(
             containers without a selected value, are omitted from dicts, and replaced by None in lists and tuples.
     """
     made = LeafMaker(leaves, memory, sink)
-    return build_with(state, made.leaf, leaves, keep)
+    with python_gc_paused():
+        return build_with(state, made.leaf, leaves, keep)
 
 
 def build_with(

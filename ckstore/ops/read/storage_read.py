@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from ckstore.codecs.tiles import TILE_BYTES
 from ckstore.errors import BadInput, DamagedBlob, InsufficientSpace
 from ckstore.fs.host.memory import left
+from ckstore.interpreter import python_gc_paused
 from ckstore.model.names import spellings
 from ckstore.model.sizes import SMALL_BELOW_BYTES, size_text
 from ckstore.objects.pieces import Memory, Part, PieceReader, by_blob, check, has_file
@@ -103,28 +104,31 @@ def read_storages(
         DamagedBlob: Some bytes are damaged or missing. The memories may be partly filled.
     """
     with _filling(into.values()):
-        names = names_of(directory)
-        parts: list[Part] = []
-        for storage, out in into.items():
-            record = directory.manifest.storages[storage]
-            # Tiles of ranks are not contiguous in memory, so either all tiles are skipped or none.
-            if record.tiling is not None:
-                if skip and storage in skip:
+        records = directory.manifest.storages
+        with python_gc_paused():
+            names = names_of(directory)
+            parts: list[Part] = []
+            for storage, out in into.items():
+                if records[storage].tiling is not None:
                     continue
-                whole = out if isinstance(out, memoryview) else memoryview(bytearray(record.nbytes))
-                RegionReader(directory, storage, names.name(storage), verify=verify).bytes(0, record.nbytes, whole)
-                if not isinstance(out, memoryview):
-                    out.take(whole)
-                if tally is not None:
-                    tally.add(record.nbytes)
+                at, has = 0, skip.get(storage, ()) if skip else ()
+                for extent in records[storage].extents:
+                    # With `since=`, bytes that the target holds from the previous checkpoint are not read.
+                    if at not in has:
+                        there = old.get(storage, {}).get(at) if old else None
+                        parts.append(Part(extent, out[at : at + extent.length], names.name(storage), there))
+                    at += extent.length
+        for storage, out in into.items():
+            # Tiles of ranks are not contiguous in memory, so either all tiles are skipped or none.
+            if records[storage].tiling is None or (skip and storage in skip):
                 continue
-            at, has = 0, skip.get(storage, ()) if skip else ()
-            for extent in record.extents:
-                # With `since=`, bytes that the target holds from the previous checkpoint are not read.
-                if at not in has:
-                    there = old.get(storage, {}).get(at) if old else None
-                    parts.append(Part(extent, out[at : at + extent.length], names.name(storage), there))
-                at += extent.length
+            nbytes = records[storage].nbytes
+            whole = out if isinstance(out, memoryview) else memoryview(bytearray(nbytes))
+            RegionReader(directory, storage, names.name(storage), verify=verify).bytes(0, nbytes, whole)
+            if not isinstance(out, memoryview):
+                out.take(whole)
+            if tally is not None:
+                tally.add(nbytes)
         _read_parts(directory, parts, verify=verify, tally=tally)
 
 
@@ -339,7 +343,8 @@ def read_memories(
     storages = list(storages)
     # A damaged or hostile manifest may claim petabytes, whose allocation would crash the process.
     check_room(directory, sum(records[i].nbytes for i in storages))
-    memories = {i: allocate(names.kind(i), records[i].nbytes) for i in storages}
+    with python_gc_paused():
+        memories = {i: allocate(names.kind(i), records[i].nbytes) for i in storages}
     read_storages(directory, {i: memory.view for i, memory in memories.items()}, verify=verify, tally=tally)
     return memories
 

@@ -5,13 +5,15 @@ The target and the state are compared first, and the target is changed only if t
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain
-from weakref import WeakValueDictionary
+from weakref import WeakSet
 
 from ckstore.errors import BadInput, DoesNotFit
+from ckstore.interpreter import python_gc_paused
 from ckstore.model.brief import brief
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.manifest import Manifest
@@ -58,7 +60,7 @@ def globs_of(strict: Strict) -> list[str]:
 SHOWN_MOST = 20
 
 
-@dataclass(slots=True, weakref_slot=True)
+@dataclass(slots=True, weakref_slot=True, eq=False)
 class TargetContent:
     """The content of a target after a load, so that the next load can skip unchanged bytes.
 
@@ -72,22 +74,28 @@ class TargetContent:
     names: frozenset[str] | None = None  # the names of the leaves that were loaded; None for all
     is_stale: bool = False  # whether a later load has begun to change the target
     is_verified: bool = True  # whether every byte was compared with its digest
+    addresses: frozenset[int] = frozenset()  # the addresses of the tensors and arrays
 
 
-_contents: WeakValueDictionary[int, TargetContent] = WeakValueDictionary()
-"""Address of a tensor or an array -> the content recorded by the last load that filled this memory in this process."""
+_contents: WeakSet[TargetContent] = WeakSet()
+"""The contents that loads in this process recorded, as long as their tensors have not been loaded into again."""
+_mutex = threading.RLock()  # a signal handler may load while this thread holds it
 
 
-def end_contents(addresses: Iterable[int]) -> None:
+def end_contents(addresses: Collection[int]) -> None:
     """Mark the contents that earlier loads recorded for these addresses as stale, before a load changes the tensors."""
-    for address in addresses:
-        if (content := _contents.pop(address, None)) is not None:
-            content.is_stale = True
+    with _mutex:
+        for content in [*_contents]:
+            if not content.addresses.isdisjoint(addresses):
+                content.is_stale = True
+                _contents.discard(content)
 
 
-def begin_content(content: TargetContent, addresses: Iterable[int]) -> None:
+def begin_content(content: TargetContent, addresses: Collection[int]) -> None:
     """Record the content of the tensors at these addresses, until the next load into one of these tensors."""
-    _contents.update(dict.fromkeys(addresses, content))
+    content.addresses = frozenset(addresses)
+    with _mutex:
+        _contents.add(content)
 
 
 @brief()
@@ -169,7 +177,7 @@ def load_into(context: Context, ref: AnyRef, target: object, request: LoadIntoRe
     before = held = content_of_target(context, request)
     is_touched = False
 
-    def begin(addresses: Iterable[int]) -> None:
+    def begin(addresses: Collection[int]) -> None:
         nonlocal is_touched
         is_touched = True
         if held is not None:
@@ -234,7 +242,7 @@ def _load_into_open(
     target: object,
     request: LoadIntoRequest,
     before: TargetContent | None,
-    begin: Callable[[Iterable[int]], None],
+    begin: Callable[[Collection[int]], None],
 ) -> LoadReport:
     """Load the state of an open checkpoint into the target.
 
@@ -258,19 +266,20 @@ def _load_into_open(
     def plan_by(terms: LoadRules) -> IntoPlan:
         return plan_into(target, manifest.state, manifest.leaves, terms, manifest.storages, early)
 
-    # The plan finds the values that do not fit, without changing the target.
-    plan = plan_by(terms)
-    found = plan.differences
-    load = Load(manifest, target, terms, bool(request.strict), found, not plan.is_empty, lambda by: plan_by(by).likely)
-    # Compare everything before the first byte changes, so that an error leaves the model unchanged.
-    _check_fits(load, directory, request)
-    check_room(directory, plan.new_bytes + plan.kept_bytes)
-    # From here on the target may hold parts of this checkpoint.
-    begin(plan.filling.addresses)
-    # Allocate memory first, because an allocation that fails during the reading would leave a mixture of two
-    # checkpoints in the target.
-    plan.prepare([storage.nbytes for storage in manifest.storages])
-    whole = _read_whole(manifest, plan)
+    with python_gc_paused():
+        # The plan finds the values that do not fit, without changing the target.
+        plan = plan_by(terms)
+        found, can_load = plan.differences, not plan.is_empty
+        load = Load(manifest, target, terms, bool(request.strict), found, can_load, lambda by: plan_by(by).likely)
+        # Compare everything before the first byte changes, so that an error leaves the model unchanged.
+        _check_fits(load, directory, request)
+        check_room(directory, plan.new_bytes + plan.kept_bytes)
+        # From here on the target may hold parts of this checkpoint.
+        begin(plan.filling.addresses)
+        # Allocate memory first, because an allocation that fails during the reading would leave a mixture of two
+        # checkpoints in the target.
+        plan.prepare([storage.nbytes for storage in manifest.storages])
+        whole = _read_whole(manifest, plan)
     # Newly allocated memory holds nothing of the previous checkpoint.
     skip = {} if before is None or plan.new_bytes else _held(before, manifest, whole)
     tally = Tally(_bytes_to_read(manifest, plan, skip), request.progress)

@@ -26,7 +26,7 @@ def can_be_filled(target: torch.Tensor) -> bool:
     if not plain or target.layout is not torch.strided or target.dtype not in DTYPE_NAMES:
         return False
     # In an expanded tensor, many elements share memory, so the last write would win.
-    return not target.is_meta and not may_overlap(target.shape, target.stride())
+    return not target.is_meta and (target.is_contiguous() or not may_overlap(target.shape, target.stride()))
 
 
 def can_copy(target: torch.Tensor) -> bool:

@@ -595,8 +595,8 @@ HEAD = """\
 
 This page lists differences between a checkpoint and the model that it is loaded into, with the outcome of each. The
 column "torch" has the outcome of torch's `load_state_dict` on the model and the optimizer. The next two columns have
-those of `load_into` without arguments, and of `load_into` with the argument that helps. Each row is a
-test that runs all three.
+the outcomes of `load_into` without arguments, and of `load_into` with the argument that helps. Each row is a
+test that runs all three loads.
 
 | Outcome | Meaning |
 | --- | --- |
@@ -613,7 +613,7 @@ In these rows, `load_into` never converts values silently, never leaves a half-l
 An optimizer keeps its parameters in a fixed order. If you create it from `named_parameters()`, it also has their
 names. If both the checkpoint and the optimizer have names, `load_into` assigns the state of the optimizer by name and
 refuses different names. Otherwise it assigns the state by position, as torch does. If two parameters of equal shape
-have swapped positions, each then gets the moments of the other, and ckstore cannot detect this.
+have swapped positions, each of them then gets the moments of the other parameter, and ckstore cannot detect this.
 
 | Difference | torch | `load_into` | `load_into(…, argument)` |
 | --- | --- | --- | --- |"""
