@@ -63,8 +63,8 @@ def import_everything() -> None:
 
     for package in (ckstore, ckstore_cli):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-            # The kernel is imported where Triton is, and that is with a GPU.
-            if not module.name.endswith(("__main__", "device.kernel")):
+            # The kernel is imported where Triton is, and that is with a GPU. torchtitan is no development package.
+            if not module.name.endswith(("__main__", "device.kernel", "integrations.torchtitan")):
                 import_module(module.name)
     for encoding in ("unicode_escape", "latin-1", "idna", "raw_unicode_escape"):
         codecs.lookup(encoding)

@@ -81,24 +81,21 @@ def test_each_test_of_a_cell_exists() -> None:
     assert len(pins(TOOLS)) == len(TOOLS)
 
 
-def test_each_cell_that_was_run_has_passed() -> None:
+def test_each_cell_has_passed() -> None:
     results = load(ROOT / FILE)
 
-    assert [name for name in results if name not in {cell.name for cell in CELLS}] == []
+    assert list(results) == [cell.name for cell in CELLS], "run make matrix"
     assert {name: one.failures for name, one in results.items() if one.failed} == {}
 
 
-def test_no_cell_has_a_version_below_the_lower_bound() -> None:
+def test_each_lower_bound_of_the_project_was_tested() -> None:
     results = load(ROOT / FILE).values()
     bounds = {name: Version(bound) for name, bound in lower_bounds(project()).items()}
-    below = {
-        (one.name, name): version
-        for one in results
-        for name, version in one.versions.items()
-        if name in bounds and Version(version) < bounds[name]
-    }
+    tested = {name: {Version(one.versions[name]) for one in results if name in one.versions} for name in bounds}
 
-    assert below == {}, "run make matrix"
+    # A version such as 2.13.0+cpu counts as 2.13.0.
+    lowest = {name: min(versions, default=None) for name, versions in tested.items()}
+    assert {name: found and Version(found.public) for name, found in lowest.items()} == bounds
 
 
 def test_the_page_has_the_tables_of_the_kept_results() -> None:

@@ -155,8 +155,8 @@ STRICT = [
     Mutant(
         "the report of a resume is also a warning",
         "resume-report-without-a-warning",
-        "_restore_from",
-        "if inexact or replaced:",
+        "training.restore.restore",
+        "if report.inexact or report.overwritten:",
         "if False:",
         "tests/training/test_training.py::test_the_report_says_what_will_not_continue_exactly",
         "DID NOT WARN",

@@ -124,7 +124,7 @@ def list_remote(
                 found = _read_twice(source, place, context.layout.hash_prefix)
             except (RemoteDenied, RemoteUnavailable):
                 raise
-            except RemoteError as error:  # a damaged manifest must not prevent the listing of others
+            except RemoteError as error:  # a damaged manifest must not prevent the listing of the other checkpoints
                 unlisted.append(f"{place.name} was not listed: {error.message}")
                 return
             if found is not None:  # otherwise it was deleted meanwhile
