@@ -75,7 +75,7 @@ def document(root: Path, time_s: int) -> dict[str, Any]:
                 "name": project["name"],
                 "version": project["version"],
                 "description": project["description"],
-                "licenses": [{"license": {"id": project["license"]}}],
+                "licenses": [{"expression": project["license"]}],
                 "purl": me,
                 "properties": [{"name": "ckstore:commit", "value": built.commit}],
             },
