@@ -1,6 +1,6 @@
 """Open places in a store one directory at a time, and give new files the owner of their directory.
 
-This is rule N of the design (docs/protocol.md, "Places in a store").
+Source: docs/protocol.md, "Places in a store".
 
 A user who may write to a store can replace any directory in it by a symlink or a mounted filesystem at any moment. So
 the kernel never gets a path with more than one component below the root of the store. `at` opens one directory after

@@ -24,7 +24,7 @@ from ckstore.fs.dirfd_stat import AnyPath, StorePath, at, close_quietly, open_at
 BLOB_MODE = 0o444
 
 _APPEND = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # does not wait for a reader of a pipe
-# If another user created a file or symlink with the name, O_EXCL and O_NOFOLLOW make the open fail (rule N).
+# If another user created a file or symlink with the name, O_EXCL and O_NOFOLLOW make the open fail.
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 # The maximum size of one write. Linux writes at most 2 GiB at once. Signals are handled between two writes.
 _WRITE_MOST_BYTES = 16 * 2**20

@@ -6,7 +6,7 @@ that are only mapped.
 
 ``/proc`` shows the uses that a lease does not detect, and uses of deleted files. It does not show processes of other
 users (except to root), processes of outer PID namespaces, and descriptors in transit in a socket. For these, only the
-lease gives an answer (rule K of the design).
+lease gives an answer (law K1 of docs/protocol.md).
 
 A request for the status of a file on a dead network mount would hang. So descriptors and mappings are first compared by
 inode number, which ``fdinfo`` and ``maps`` contain.

@@ -1,4 +1,4 @@
-"""Lock directories (rule L of the design).
+"""Lock directories (laws L1 and L2 of docs/protocol.md).
 
 To use a directory, a process holds a shared `flock` on it. To remove a directory, a process holds an exclusive `flock`
 on it, which it requests without waiting. After every lock, the path must still refer to the locked inode, because a
@@ -134,7 +134,7 @@ class DirectoryLock:
         if self._inode is None:
             mine = os.fstat(self.fd)
             self._inode = mine.st_dev, mine.st_ino
-        # A directory that was renamed away and created again has another inode and another lock (rule L).
+        # A directory that was renamed away and created again has another inode and another lock.
         return (current.st_dev, current.st_ino) == self._inode
 
     def __del__(self) -> None:

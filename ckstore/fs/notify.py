@@ -46,7 +46,7 @@ class Watch:
         try:
             with files.opened_directory(directory) as opened:
                 mask = _IN_CREATE | _IN_MOVED_TO | _IN_DELETE_SELF | _IN_MOVE_SELF
-                # inotify needs a path, and a symlink could redirect a path in the store (rule N). A symlink cannot
+                # inotify needs a path, and a symlink could redirect a path in the store. A symlink cannot
                 # redirect the path of the descriptor in /proc.
                 added = libc.inotify_add_watch(fd, os.fsencode(f"/proc/self/fd/{opened}"), mask)
                 code = ctypes.get_errno()

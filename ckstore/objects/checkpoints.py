@@ -299,7 +299,7 @@ def why_not_own(dir_fd: int) -> str:
     except FileNotFoundError:  # the caller then reports the first blob as missing
         return ""
     if stat.S_ISDIR(found.st_mode):
-        # A filesystem that is mounted here has no hardlinks to blobs of the store (rule N).
+        # A filesystem that is mounted here has no hardlinks to blobs of the store.
         if found.st_dev == os.fstat(dir_fd).st_dev:
             return ""
         return f"{BLOBS}/ is on another filesystem, and a checkpoint owns its blobs"
@@ -310,7 +310,7 @@ def why_not_own(dir_fd: int) -> str:
 class CheckpointDirectory:
     """A checkpoint that is open for reading, as a context manager.
 
-    Its directory is locked for use (rule L), and its manifest was checked. Files are opened through the descriptor of
+    Its directory is locked for use (law L1), and its manifest was checked. Files are opened through the descriptor of
     the directory, so a rename of the directory has no effect.
     """
 

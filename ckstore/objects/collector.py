@@ -1,4 +1,4 @@
-"""Empty the trash, and free blobs that no checkpoint needs (rules F, T and K).
+"""Empty the trash, and free blobs that no checkpoint needs (laws T1, T2 and K1 of docs/protocol.md).
 
 A store has one collector at a time, which holds the exclusive lock on ``trash/``. It needs no lock against saves,
 because removing one name of a file does not affect its other names. Before it removes the last name of a blob, it
@@ -309,7 +309,7 @@ class Collector:
             links.unlink(path)
 
     def _unlink_unless_open(self, path: StorePath) -> bool:
-        """Unlink one name. Return False if it is the last link to an open file (rule K), or a name that NFS keeps."""
+        """Unlink one name. Return False if it is the last link to an open file (law K1), or a name that NFS keeps."""
         status = dirfd_stat.status(path)
         last = status.st_nlink == 1 and stat.S_ISREG(status.st_mode)
         if last and self._judge.is_open(LastLink(path.name, path, status)):

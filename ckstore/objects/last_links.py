@@ -1,4 +1,4 @@
-"""Decide which last links to blobs may be removed (rule K), for the plan of gc and for the collector."""
+"""Decide which last links to blobs may be removed (law K1), for the plan of gc and for the collector."""
 
 from __future__ import annotations
 

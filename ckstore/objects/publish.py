@@ -131,7 +131,7 @@ def publish(
         # Do not sync checkpoints/ again if this process has synced it and the run has not changed since.
         if change is not None and change.before is not None and known.pop(manifest.run, None) == change.before:
             parents.pop(1)
-        # Sync the run first, since it is the new parent (law N4), and then checkpoints/ and staging/ (N2, N3).
+        # Sync the run first, since it is the new parent (law N4), and then checkpoints/ and staging/ (laws N2, N3).
         sync_parents(parents)
         if change is not None:
             known[manifest.run] = change.after
@@ -390,7 +390,7 @@ def raise_if_unknown(error: OSError, parent: OpenDir) -> None:
 def sync_parents(parents: Sequence[OpenDir]) -> None:
     """Make every rename into and out of the directories durable. The first directory must be the new parent."""
     # This is also needed if another process made the rename: a process reports success only for a name that this
-    # process itself has made durable (rule F). After an error, the save does not report success.
+    # process itself has made durable (law N2). After an error, the save does not report success.
     for directory in parents:
         try:
             files.sync_open_directory(directory.fd)

@@ -4,7 +4,7 @@ Only the file that all names will share is read, because only this file must be 
 that file is damaged or missing, the first intact file. Each other file first gets a second name in a staging directory.
 Then a rename replaces its first name by a link to the intact file. A reader finds the old or the new file, and both
 have the same bytes. The old files are moved to trash with the staging directory, and are freed when no process has them
-open (rules T and K). If the process dies at any time, every name refers to the old or the new file. The process that
+open (laws T1 and K1). If the process dies at any time, every name refers to the old or the new file. The process that
 moves the staging directory to trash first makes all names durable (`trash.sweep_staging`).
 """
 
@@ -70,7 +70,7 @@ class Relinker:
             if not changed:
                 return
             with marks.kept_unless_durable(directory.lock):
-                # Sync the new names before the old files are deleted (rule F).
+                # Sync the new names before the old files are deleted (law N1).
                 files.sync_directory(directory.lock.inside / BLOBS)
                 files.sync_directory(self._staging)
             if marks.identity(directory.lock.fd):
@@ -138,7 +138,7 @@ class Relinker:
             except FileExistsError:
                 try:
                     # Do not only rename over the damaged file. It must keep a name in the staging directory until gc
-                    # may free it (rules T, K).
+                    # may free it (laws T1, K1).
                     if self._swap(fresh, canonical) is None:
                         return False
                 except FileNotFoundError:  # gc has just removed the canonical name

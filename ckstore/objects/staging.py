@@ -91,7 +91,7 @@ class Staging:
         # False, and `put` heals the blob.
         mine = self._blobs / digest
         try:
-            # After this link, the link count keeps gc from freeing the bytes (K1).
+            # After this link, the link count keeps gc from freeing the bytes (law K1).
             if not links.try_link(self._canonical(digest), mine):
                 return self._claim_own(digest, nbytes, mine)
         except FileNotFoundError:

@@ -1,7 +1,7 @@
 """Move files to be deleted to ``trash/``, restore them, and list the entries that may be deleted.
 
-Blobs and manifests that other processes can see are unlinked only in this directory (rules F, T, K).
-`ckstore.objects.collector` empties it.
+Blobs and manifests that other processes can see are unlinked only in this directory (laws T1, T2 and K1 of
+docs/protocol.md). `ckstore.objects.collector` empties it.
 """
 
 from __future__ import annotations

@@ -339,7 +339,7 @@ def edit(layout: Layout, member: str, make: Callable[[Any], object]) -> None:
 
     After an error, the setting is unchanged.
     """
-    # L3: read and write under one lock, so that changes of two processes to different settings are not lost.
+    # Read and write under one lock, so that changes of two processes to different settings are not lost (law L3).
     with atomic_file.changing(layout) as lock, files.opened_directory(layout.root) as fd:
         config = read_config(layout)
         before = config.pop(member, None)

@@ -196,7 +196,7 @@ class Coordinator:
         if found is None:
             return None
         # The rank that renamed the checkpoint may have died or stopped before its sync. This rank reports success, so
-        # it must make the name durable itself (rule F).
+        # it must make the name durable itself (law N2).
         for folder in (layout.checkpoints / who.run, layout.checkpoints, layout.staging):
             files.sync_directory(folder)
         return info_of(self.context, found.manifest, found.manifest_id, key=found.key)

@@ -133,7 +133,7 @@ class StoreSource:
         return True
 
     def _read_blob(self, path: StorePath, place: Place, digest: str, offset: int, into: memoryview) -> int:
-        # The checkpoint is locked during the read, so that it is not deleted meanwhile (rule L).
+        # The checkpoint is locked during the read, so that it is not deleted meanwhile (law L1).
         with locks.lock_shared(path) as lock:
             if id_at(lock.inside) != place.id:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path.inner)

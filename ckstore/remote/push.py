@@ -238,7 +238,7 @@ class Push:
     def _send(self, batch: Sequence[CheckpointInfo]) -> None:
         with ExitStack() as opened:
             # The directories stay open until the manifests are written, so that a checkpoint is not dropped locally
-            # during its push (rule L).
+            # during its push (law L1).
             directories = [opened.enter_context(open_listed(self._context, info)) for info in batch]
             delta = self._delta(batch[0], directories[0])
             if delta is not None:

@@ -143,7 +143,7 @@ def remove_mark(lock: DirectoryLock, known: Identity | None) -> bool:
     if known is None or identity(lock.fd) != known:
         return False
     status = os.fstat(lock.fd)
-    # Law H1: remove the mark only if the names of repaired files are durable.
+    # Remove the mark only if the names of repaired files are durable (law H1).
     if (status.st_dev, status.st_ino) in _unsure:
         return False
     _unlink(lock, MARK)

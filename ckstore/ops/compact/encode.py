@@ -1,4 +1,4 @@
-"""Encode one blob, and check that it decodes correctly before any link to the plain blob is removed (promise P11)."""
+"""Encode one blob, and check that it decodes correctly before any link to the plain blob is removed."""
 
 from __future__ import annotations
 

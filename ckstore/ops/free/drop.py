@@ -165,7 +165,7 @@ def tell_unfreed(context: Context) -> str:
 
 
 def make_kept_durable(context: Context, run: str) -> None:
-    """Make the checkpoints of a run durable before older ones are dropped in favor of them (rule F)."""
+    """Make the checkpoints of a run durable before older ones are dropped in favor of them (law R1)."""
     for parent in (context.layout.checkpoints / run, context.layout.checkpoints, context.layout.staging):
         files.sync_directory(parent)
 

@@ -62,8 +62,8 @@ def plan_retention(
         own_only: Whether to apply `policy` to the checkpoints of this user only, and to ignore all others.
     """
     # Checking every checkpoint would slow down every save. Therefore validity is checked only for the checkpoints that
-    # the plan relies on, and reader locks only for those that it would drop. The manifests of both are read (rule D),
-    # so a wrong row of the catalog never causes a drop. It may only cause a checkpoint to be kept.
+    # the plan relies on, and reader locks only for those that it would drop. The manifests of both are read, so a
+    # wrong row of the catalog never causes a drop. It may only cause a checkpoint to be kept.
     rules: RetentionPolicy | Mapping[str, RetentionPolicy] = policy or {}
     budget: Budget | None = None
     own_budget, own_rules = own_only, StoreRules(policy, {}, None)
@@ -319,7 +319,7 @@ def bytes_on_disk(context: Context, *, own_only: bool) -> int:
 
 
 def _blobs(context: Context, info: CheckpointInfo) -> dict[str, int]:
-    """Return the sizes in bytes of the files in the directory of a checkpoint (rule D), by device and inode number."""
+    """Return the sizes in bytes of the files in the directory of a checkpoint, by device and inode number."""
     # Files are identified by inode and not by digest, since equal blobs of several users are separate files.
     with suppress(FileNotFoundError, NotADirectoryError):  # the checkpoint was deleted after it was listed
         found = blobs_in(context.layout.checkpoint(info.key) / BLOBS)

@@ -99,7 +99,7 @@ def undo(context: Context, ref: str | SupportsIndex | CheckpointInfo) -> Checkpo
         )
     layout = context.layout
     path, run = layout.trash / chosen.entry, layout.checkpoints / chosen.run
-    lock = locks.try_exclusive(path)  # L1: a collector that is removing the checkpoint holds this lock
+    lock = locks.try_exclusive(path)  # a collector that is removing the checkpoint holds this lock (law L1)
     if lock is None:
         raise _freed(chosen)
     with lock:

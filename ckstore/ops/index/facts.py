@@ -1,4 +1,4 @@
-"""Read the facts in manifests, and find the few manifests that determine the newest checkpoint (rule D).
+"""Read the facts in manifests, and find the few manifests that determine the newest checkpoint.
 
 The catalog proposes, and the directories decide. Each row has a checksum, which detects damage but not a row that
 another program wrote. Therefore a process reads the manifest of a checkpoint once before it drops the checkpoint,

@@ -44,7 +44,7 @@ def convert(context: Context, *, by_hand: bool = False) -> MigrateReport:
         is_whole &= _rename_all(layout, run, renamed, left)
     tags, tags_left = _convert_tags(layout, renamed)
     # Sync these directories even if nothing was renamed, since another process may have renamed something and died
-    # before the sync (rule F).
+    # before the sync (law N2).
     for folder in (layout.checkpoints, layout.staging, layout.refs):
         files.sync_directory(folder)
     # Record the conversion last. Until then, each opening continues it.
@@ -105,7 +105,7 @@ def _rename_all(layout: Layout, run: str, renamed: dict[CheckpointKey, Checkpoin
             except (CkstoreError, OSError) as error:  # for example, a process has locked it, or another user owns it
                 is_whole = False
                 left.append(f"{path.inner}: {why_of(error)}")
-        # Sync the run even if nothing was renamed, since another process may have renamed something and died (rule F).
+        # Sync the run even if nothing was renamed, since another process may have renamed something and died (law N2).
         files.sync_directory(layout.checkpoints / run)
     return is_whole
 

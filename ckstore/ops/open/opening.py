@@ -228,7 +228,7 @@ def recover(context: Context) -> list[str]:
             probe.check_able(layout.root, layout.directories, layout.staging, layout.linked)
     finally:
         # Do this even if the test failed, since another process may have created a directory and died before syncing
-        # its name (rule F).
+        # its name (law N2).
         _make_store_durable(context)
     if CHECKPOINT_IDS not in context.settings.requires:
         from ckstore.ops.open.draft_conversion import convert  # few stores have a draft format
@@ -240,7 +240,7 @@ def recover(context: Context) -> list[str]:
     # Without `sees_locks`, the lock of a running save on another host is not visible, so nothing may be swept.
     if context.view.sees_locks:
         failed: dict[str, OSError | CkstoreError] = {}
-        trash.sweep_staging(layout, failed)  # gc makes the renames durable before it deletes the directories (rule F)
+        trash.sweep_staging(layout, failed)  # gc makes the renames durable before it deletes the directories (law T2)
         stayed = [f"{path} of a dead save is kept: {describe_error(error)}" for path, error in failed.items()]
     probe.remove_leftovers(layout.staging, layout.linked)
     said: list[str] = []
@@ -266,7 +266,7 @@ def recover(context: Context) -> list[str]:
 
 
 def _make_store_durable(context: Context) -> None:
-    """Make the name of the store and the names in its root durable, since all checkpoints depend on them (rule F).
+    """Make the name of the store and the names in its root durable, since all checkpoints depend on them (law N2).
 
     Raises:
         OSError: The fsync failed, so this process must not write to the store.

@@ -1,4 +1,4 @@
-"""Rebuild the catalog from the directories, which are authoritative (promise P5), and rename the old catalog.
+"""Rebuild the catalog from the directories, which are authoritative, and rename the old catalog.
 
 The new catalog is filled in batches. Until it is complete, readers, savers and gc read the directories of checkpoints
 that are not in the catalog yet. If the process dies, the next process that opens the store completes the catalog.

@@ -87,10 +87,10 @@ def _checkout_open(
                 tree.make_symlink(record.path, record.target)
         # Set the times after all files were created, since creating a file changes the time of its directory.
         for record in reversed(records):
-            # A hardlink is the blob itself. If its time changed, every later save would treat the blob as damaged (D3).
+            # A hardlink is the blob itself. If its time changed, every later save would treat the blob as damaged.
             if record.mtime_ns is not None and record.path not in writer.hardlinked:
                 tree.set_mtime(record.path, record.mtime_ns)
-        # N1, N2: every file and directory in the tree is fsynced, then one rename makes the whole tree visible.
+        # Every file and directory in the tree is fsynced, then one rename makes the whole tree visible (laws N1, N2).
         tree.publish()
     return CheckoutReport(
         destination=tree.destination,

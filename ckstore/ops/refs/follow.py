@@ -149,7 +149,7 @@ class Follower:
         """Find new checkpoints among the given names, or among all names if None.
 
         Before new checkpoints are yielded, their parent directories are fsynced, since the process that saved them may
-        not have done this (rule F).
+        not have done this (law N2).
         """
         self._bring()
         if self._watch is None and self._context.view.sees_changes:

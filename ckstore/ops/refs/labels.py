@@ -157,7 +157,7 @@ def pin(context: Context, ref: AnyRef, reason: object, expires: str | float | ti
         created=text_of_time(now),
         expires=None if until is None else text_of_time(until),
     )
-    # `held` locks the checkpoint and makes it durable before the pin is written (law L2, rule F), so that a power cut
+    # `held` locks the checkpoint and makes it durable before the pin is written (laws L2, N2), so that a power cut
     # cannot leave a pin without its checkpoint.
     with held(context, info):
         write_pin(context.layout, made)

@@ -100,7 +100,7 @@ def way_out(name: str) -> str:
 
 @contextmanager
 def held(context: Context, info: CheckpointInfo, *, is_durable: bool = False) -> Iterator[locks.DirectoryLock]:
-    """Lock a checkpoint for use (rule L), make its name durable (rule F), and yield the lock.
+    """Lock a checkpoint for use (law L2), make its name durable (law N2), and yield the lock.
 
     With `is_durable`, the caller has already made the name durable.
     """

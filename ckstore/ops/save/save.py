@@ -1,6 +1,6 @@
 """Save a state as a checkpoint, in the steps of the save protocol.
 
-Format: docs/format/v1.md, "Durability".
+Format: docs/format/v1.md, "Durability". Laws, such as N1: docs/protocol.md, "The law".
 
 1. Create and lock a staging directory, and refuse the save early if the filesystem has no room.
 2. Hash each chunk. If the store has its blob, claim the blob with a link.
@@ -334,8 +334,8 @@ def _finish(
         # from being freed until the next process opens the store.
         if not is_own:
             reclaim.discard(context, staging)
-        # L2: this lock was held until now, so that no other process could drop the checkpoint before its tags and rows
-        # existed.
+        # This lock was held until now, so that no other process could drop the checkpoint before its tags and rows
+        # existed (law L2).
         staging.lock.release()
     before = context.known.last_parents.get(manifest.run, context.known.last_parents.get(""))
     if before is not None and before.origin == "lost" and manifest.description.parent is None:
@@ -468,8 +468,8 @@ def _publish(  # noqa: PLR0917
         # must fail now, and not a later load.
         if staged.by_others:
             parse_manifest(data, where=f"the manifest of {request.run}@{step}")
-        # N1: the rename may only expose a complete checkpoint, so `seal` fsyncs the manifest and then the two
-        # directories.
+        # The rename may only expose a complete checkpoint, so `seal` fsyncs the manifest and then the two directories
+        # (law N1).
         watch.syncing()
         staging.seal(data)
         # Take the stamp from the descriptor and before the rename, because another process may replace the directory at
@@ -552,8 +552,8 @@ def _tag(
     try:
         if tags:
             info = CheckpointInfo.of(published.manifest, published.manifest_id, directory=published.key.directory)
-            # L2: without the lock, another process could drop the checkpoint after its id was checked and before the
-            # symlink is created.
+            # Without the lock, another process could drop the checkpoint after its id was checked and before the
+            # symlink is created (law L2).
             with held(context, info, is_durable=is_durable):
                 for tag in tags:
                     try:

@@ -193,7 +193,7 @@ class _Encoder:
             return None
         plain = container.decode_blob(data, self._source.part, where=blob.digest, most_bytes=BLOB_MAX_BYTES)
         if algorithm_of(blob.digest).digest(plain) != blob.digest:
-            # The remote may later have the only copy (promise P11).
+            # The remote may later have the only copy.
             raise SaveFailed(f"an encoded form of blob {blob.digest} does not decode to it, and was not sent")
         return data
 

@@ -1,6 +1,6 @@
 """Evict: free local bytes that a remote has. The checkpoint stays listed, and its bytes are downloaded when read.
 
-No bytes are freed before the remote has them and keeps them (promise P11). First, ``elsewhere.json`` is made durable.
+No bytes are freed before the remote has them and keeps them. First, ``elsewhere.json`` is made durable.
 Then the checkpoint is claimed on the remote, so that no store deletes it there. After that, every blob is verified:
 this store has sent it in a request whose body the service checks, or has read it back, and the remote still lists that
 version. Finally, under an exclusive lock, one rename moves ``blobs/`` to the trash, and the collector frees blobs that
@@ -282,7 +282,7 @@ def _free_bytes(context: Context, one: Eviction) -> str:
         target = trash.free_name(layout.trash, f"{info.run}@{info.key.directory}")
         links.rename(path / BLOBS, target)
         links.make_directory(path / BLOBS)
-        # The new parent is synced first. Only then may the collector unlink anything below it (rule F).
+        # The new parent is synced first (law N4). Only then may the collector unlink anything below it (law T2).
         files.sync_directory(layout.trash)
         files.sync_open_directory(lock.fd)
         touch(lock)
