@@ -29,15 +29,19 @@ def medium_count(sizes: Iterable[int]) -> int:
 def pack_below_bytes(medium: int, chunk_bytes: int) -> int:
     """Return the size below which storages share packs; `medium` is the number of storages of medium size.
 
-    A storage that is larger than a chunk is cut into chunks, so that its parts are deduplicated. Each file costs an
-    fsync, two links and some 20 system calls. Many storages of medium size therefore share packs. If there are only a
-    few of them, each has its own blob, which can be freed separately (docs/adr/0037-medium-tensors.md).
+    Each file costs an fsync, two links and some 20 system calls. Therefore, many storages of medium size share packs. A
+    few of them do not, so that the blob of each can be freed separately (docs/adr/0037-medium-tensors.md). Storages of
+    at least the returned size are cut into chunks, which are deduplicated one by one.
     """
     return max(SMALL_BELOW_BYTES, min(MEDIUM_BELOW_BYTES, chunk_bytes)) if medium >= _MANY else SMALL_BELOW_BYTES
 
 
 def parse_size(text: str) -> int:
-    """Return the number of bytes in a text such as ``32MiB``, ``32M``, ``32 MB`` (10^6 each) or ``33554432``."""
+    """Return the number of bytes in a text: ``32MiB``, ``32M`` (the same), ``32 MB`` (32 million) or ``33554432``.
+
+    Raises:
+        BadInput: The text is not a number with a known unit, or not a whole number of bytes.
+    """
     match = re.fullmatch(_SIZE, text.strip())
     factor: int | None = _FACTORS.get(match[2].upper()) if match else None
     if match is None or factor is None:

@@ -54,23 +54,26 @@ def file_stamp(dir_fd: int) -> FileStamp:
 
 
 class ManifestCache:
-    """The facts in manifests, without their leaves; may be used from several threads."""
+    """A cache of manifests without their leaves, or only of the facts in them. Several threads may use it."""
 
     def __init__(self) -> None:
         self._known: dict[FileStamp, tuple[CheckpointInfo, Manifest | None]] = {}
         self._blob_count = 0
 
     def recall(self, stamp: FileStamp) -> tuple[Manifest, str] | None:
-        """Return the manifest with this stamp and its id if it was read completely, or None."""
+        """Return the manifest with this stamp, without its leaves, and its id.
+
+        Return None if the cache does not have the manifest, or has only the facts about its checkpoint.
+        """
         info, manifest = self._known.get(stamp, (None, None))
         return None if info is None or manifest is None else (manifest, info.id)
 
     def recall_facts(self, stamp: FileStamp) -> CheckpointInfo | None:
-        """Return the facts about the checkpoint in the manifest with this stamp if it was read, or None."""
+        """Return the facts about the checkpoint of the manifest with this stamp, or None if the cache lacks them."""
         return self._known.get(stamp, (None, None))[0]
 
     def remember(self, stamp: FileStamp, manifest: Manifest, manifest_id: str) -> None:
-        """Remember a manifest; if there are too many, the manifests that were remembered first are forgotten."""
+        """Remember a manifest. If the cache is full, the manifests that were remembered first are removed from it."""
         # Leaves of 20,000 tensors take tens of MB of the trainer's memory, and they are not needed again.
         slim = replace(manifest, leaves=(), storages=(), state=None)
         self._note(stamp, CheckpointInfo.of(manifest, manifest_id), slim)
@@ -105,18 +108,18 @@ class RunListing:
     names: dict[str, int] = field(default_factory=dict)  # every name in the directory -> its inode number
     # Checkpoint -> the inode number of its directory.
     published: dict[CheckpointKey, int] = field(default_factory=dict)
-    # The checkpoints whose place in the order of commits has not been checked.
+    # The checkpoints whose sequence number, which defines their place in the order of commits, was not checked.
     unsure: frozenset[CheckpointKey] = frozenset()
     steps: dict[int, tuple[CheckpointKey, ...]] = field(default_factory=dict)  # all checkpoints, by step
 
 
 class DirectoryCache:
-    """The directories of checkpoints: a run is listed again if it has changed, and only new directories are checked.
+    """The directories of checkpoints. A run is listed again only if it has changed, and only new names are checked.
 
     On a filesystem whose link counts include subdirectories, a directory with the same times and link count has the
-    same names. On older kernels, file times have a resolution of some milliseconds, and two changes within one tick
-    look like one. Changes by this process are recorded without listing the run, since listing 10,000
-    checkpoints takes 12 ms on two cores.
+    same names, with one exception: on older kernels, file times have a resolution of some milliseconds, so two changes
+    within one tick look like one. A change by this process is recorded without listing the run, since a listing of
+    10,000 checkpoints takes 12 ms on two cores.
 
     It may be used from several threads without a lock, because every record is right for its stamp, no matter which
     thread stores its record last. Callers must not change returned values.
@@ -127,7 +130,7 @@ class DirectoryCache:
 
     @property
     def known_count(self) -> int:
-        """The number of checkpoints that are known, or 0 before the first call."""
+        """The number of checkpoints in the cache. It is 0 before the first call of `look` or `of_step`."""
         return sum(len(seen.published) for seen in self._runs.values())
 
     def look(self, layout: Layout) -> dict[str, RunListing]:
@@ -154,7 +157,10 @@ class DirectoryCache:
         return seen
 
     def judged(self, runs: Mapping[str, RunListing], unsure: set[CheckpointKey]) -> None:
-        """Record that the sequence numbers of all checkpoints that `look` returned are known, except `unsure`."""
+        """Record that the sequence numbers of the checkpoints that `look` returned are known, except those in `unsure`.
+
+        `runs` is the result of that call of `look`.
+        """
         for run, seen in runs.items():
             # Compare by identity, since another thread may have stored a newer state of the run, which was not checked.
             if self._runs.get(run) is seen:
@@ -166,8 +172,8 @@ class DirectoryCache:
         Args:
             place: The checkpoint.
             inode: The inode number of its directory. If None, the checkpoint was dropped.
-            change: The state of the run before and after the change, or None if it is unknown. No other process could
-                drop a checkpoint of the run in between.
+            change: The status of the run before and after the change, or None if it is unknown. The caller must have
+                held the exclusive lock of the run in between, so that no other process dropped a checkpoint.
         """
         try:
             self._runs[place.run] = _after_change(self._runs.get(place.run, RunListing()), place, inode, change)
@@ -234,7 +240,7 @@ def _trusted(stamp: RunStamp | None, published: Collection[CheckpointKey]) -> Ru
 
 
 class HighWaterMark:
-    """The greatest number so far; it is raised by one call of C code, which no signal handler interrupts."""
+    """The greatest number so far. One call of C code raises it, so no signal handler can interrupt the change."""
 
     def __init__(self) -> None:
         self._heap = [0]

@@ -1,8 +1,8 @@
 """The interface of a rendezvous of the ranks of one save, with the documents that the ranks exchange.
 
 There are two kinds of rendezvous: files in the store (`ranks/file_rendezvous`), and a process group
-(`integrations/dcp/group`). In both kinds, a rank writes the document ``rank`` when it has joined, and ``part`` when its
-part is staged.
+(`integrations/dcp/group`). A rank writes its progress as documents of several kinds. In both kinds of rendezvous, a
+rank writes the document ``rank`` when it has joined, and ``part`` when it has staged its part of the checkpoint.
 """
 
 from __future__ import annotations
@@ -31,7 +31,11 @@ class Meeting(ABC):
 
     @abstractmethod
     def say(self, kind: str, **more: object) -> bool:
-        """Send a document to all ranks. Return False if this rank has already sent one of this kind, which remains."""
+        """Send a document to all ranks, and return whether it was accepted.
+
+        In a rendezvous with files, the first document of each kind and rank remains. If it exists, the method returns
+        False and changes nothing. In a process group, the document replaces the previous one of this rank.
+        """
 
     @abstractmethod
     def hear(self, kind: str) -> dict[int, Document]:
@@ -68,7 +72,10 @@ def reason_of(error: BaseException) -> str:
 
 
 def failed_on_all(act: str, causes: Mapping[int, BaseException]) -> CkstoreError:
-    """Return the error that all ranks raise if some have failed. `causes` has the error of each failed rank."""
+    """Return the error that all ranks raise if some ranks have failed.
+
+    `act` names the failed operation in the message. `causes` has the error of each failed rank.
+    """
     ours = [cause for cause in causes.values() if isinstance(cause, CkstoreError)]
     if (
         len(ours) == len(causes)
@@ -87,11 +94,13 @@ def failed_on_all(act: str, causes: Mapping[int, BaseException]) -> CkstoreError
 
 
 def check_agreement(said: Iterable[Document]) -> bool:
-    """Return whether the stores of the ranks differ.
+    """Check that all ranks save the same checkpoint, and return whether their stores differ.
 
-    Raise an error that names the differing ranks if the ranks do not save the same checkpoint.
+    Raises:
+        RankMismatch: The ranks do not save the same checkpoint, or their stores differ and not all of them have a
+            mirror. The message names the differing ranks.
     """
-    # Ranks with different stores save together to the mirror, if each of these stores has one.
+    # Ranks with different stores can save one checkpoint together if each of these stores has a mirror.
     said = [*said]
     are_apart = len({one["store"] for one in said}) > 1 and all(one["mirrored"] for one in said)
     names = _MEANT_APART if are_apart else _MEANT

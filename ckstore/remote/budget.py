@@ -1,4 +1,4 @@
-"""Limits the memory of all blobs in a transfer, whatever the number of threads, and ends a failed transfer."""
+"""Limits the memory that all threads of a transfer use for blobs together, and ends a failed transfer."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from contextlib import contextmanager
 
 from ckstore.fs.buffers import GRAIN_BYTES, aligned_buffer
 
-# The limit for blobs, which equals six blobs of the default size, 32 MiB. With four blobs, a transfer to Ceph on the
-# same machine took a third longer. With eight, it was no faster. A whole transfer may use 256 MiB, so 64 MiB remain for
-# everything else.
+# The limit, which equals six blobs of the default size, 32 MiB. With four blobs, a transfer to Ceph on the same machine
+# took a third longer than with six. With eight, it was no faster. A whole transfer may use 256 MiB, so 64 MiB remain
+# for everything else.
 IN_FLIGHT_BYTES = 192 * 2**20
 _LOOK_S = 0.5
 
@@ -22,22 +22,22 @@ def whole_blocks(nbytes: int) -> memoryview:
 
 
 class MemoryBudget:
-    """Lets threads reserve memory up to a limit, and makes further threads wait.
+    """Lets threads reserve memory. A thread waits while its request would exceed the limit.
 
-    A request above the limit reserves all of the memory, so it waits until no other thread has any.
+    A single request above the limit reserves all of the memory. It waits until no other thread has reserved memory.
     """
 
     def __init__(self, nbytes: int = IN_FLIGHT_BYTES) -> None:
         self._all = self._free = nbytes
         self._changed = threading.Condition()
         self._is_ended = False
-        # Buffers that are kept for reuse, since most blobs have the same size. Together they never exceed the free
-        # memory.
+        # Buffers that are kept for reuse, since most blobs have the same size. Their total size never exceeds the
+        # memory that is not reserved.
         self._idle: list[memoryview] = []
 
     @contextmanager
     def taking(self, nbytes: int) -> Iterator[None]:
-        """Wait until `nbytes` are free, and reserve them for the block."""
+        """Wait until `nbytes` are free, and reserve them until the end of the ``with`` block."""
         taken = min(nbytes, self._all)
         with self._changed:
             # Each wait is short, because Ctrl-C cannot interrupt a wait without a timeout.
@@ -79,8 +79,8 @@ class MemoryBudget:
     def sleep(self, seconds: float) -> None:
         """Wait for `seconds`, or until the transfer has failed."""
         with self._changed:
-            # A wait must not exceed the longest timeout of a thread. The wait for a terabyte at one byte per second
-            # would do so.
+            # `wait_for` raises an `OverflowError` if its timeout exceeds `threading.TIMEOUT_MAX`, about 292 years. A
+            # wait for a very low rate limit can be longer, such as for a terabyte at one byte per second.
             self._changed.wait_for(lambda: self._is_ended, min(seconds, threading.TIMEOUT_MAX))
 
     def end(self) -> None:
@@ -90,9 +90,10 @@ class MemoryBudget:
             self._changed.notify_all()
 
     def ending(self, close: Callable[[], None]) -> Callable[[], None]:
-        """Return a function for error handlers that ends the transfer and, after an interrupt, also calls `close`.
+        """Return a function that ends the transfer. It must be called while an exception is handled.
 
-        `close` ends the running requests. It is not called after other errors, because the cleanup needs the remote.
+        If this exception is an interrupt, the function also calls `close`, which ends the running requests. After any
+        other exception it does not, because the cleanup still needs the remote.
         """
 
         def end() -> None:

@@ -1,6 +1,7 @@
-"""An intent records the blobs that a push needs, before the push checks the remote.
+"""An intent is an object on the remote. It records the blobs that a push needs, before the push checks the remote.
 
-Source: docs/format/remote-v1.md.
+A pruner keeps these blobs until the intent is stale. It then voids the intent, and the push must start again. Source:
+docs/format/remote-v1.md, "intents/" and "Prune".
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Intent:
     clock: Callable[[], float]
     version: str | None = None  # version tag of this process's last write, or None before the first write
     written_s: float = 0.0  # time of that write, by `clock`
-    has_committed: bool = False  # whether the intent was committed. It is then not renewed, and never becomes stale
+    has_committed: bool = False  # whether it was committed. A committed intent is not renewed, and never becomes stale
     mutex: threading.Lock = field(default_factory=threading.Lock)  # held while the intent is renewed or committed
 
     @classmethod
@@ -52,8 +53,8 @@ class Intent:
         """Write the intent again if a quarter of its life has passed.
 
         Raises:
-            VoidIntent: More than half of its life has passed, for example because the machine was suspended, or another
-                client has changed the intent.
+            VoidIntent: Another client has changed the intent. Or more than half of its life has passed, for example
+                because the machine was suspended.
         """
         # Without the lock, a thread would mistake a renewal by another thread for a change by a pruner.
         with self.mutex:

@@ -1,7 +1,8 @@
 """The store's record of the contents of a remote: ``remotes/<name>.json``. Source: docs/format/v1.md, "remotes/".
 
-The record avoids requests, and lets an eviction skip reading back some blobs. It is never the only reason for a
-deletion: an eviction lists the remote again, and uses an entry only if the remote still lists the recorded version.
+The record avoids requests, and lets an eviction skip reading back some blobs. A push uses it to send blobs again in
+which a verification found wrong bytes. The record is never the only reason for a deletion: an eviction lists the remote
+again, and uses an entry only if the remote still lists the recorded version.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ _FORMAT = "ckstore-remote-seen"
 _VERSION = 1
 _MAX_BYTES = 512 * 2**20
 _MOST = 50_000
-"""The maximum number of entries of each kind. The oldest are dropped.
+"""The maximum number of entries of each kind. If there are more, the oldest are removed.
 
-Without an entry, a push makes more requests, and an eviction reads the blob back.
+Without the entry of a blob, an eviction reads the blob back. Without the entry of a document, a push sends it again.
 """
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,100}\Z")
 
@@ -38,13 +39,13 @@ were read back and have another digest."""
 
 
 class ObjectVersion(NamedTuple):
-    """A version of an object, and the reason why its content is known."""
+    """A version of an object whose content is known."""
 
-    # The values in the listing of the remote.
+    # Size, time of modification and version tag (ETag), as the remote listed them.
     nbytes: int
     modified: str
     tag: str
-    how: How  # why its content is known
+    how: How  # why its content is known, and whether it is right
 
     def is_still(self, listed: ObjectEntry) -> bool:
         """Whether a remote lists exactly this version."""
@@ -131,7 +132,11 @@ def _place(layout: Layout, name: str) -> StorePath:
 
 
 def read_record(layout: Layout, name: str) -> RemoteRecord:
-    """Return the record of a remote. It is empty if the file is missing or unreadable, since records only save work."""
+    """Return the record of a remote. If its file is missing or unreadable, return an empty record.
+
+    An empty record is safe. It only causes more requests, and a blob with wrong bytes is not sent again until another
+    verification finds it.
+    """
     path = _place(layout, name)
     try:
         return read(files.read_file(path, most_bytes=_MAX_BYTES), _parse, str(path))

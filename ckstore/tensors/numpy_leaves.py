@@ -44,7 +44,7 @@ class ArrayParts(NamedTuple):
 
 
 def take_apart(array: npt.NDArray[Any], path: str) -> ArrayParts:
-    """Return an array as a leaf, without a copy if the array is in C or Fortran order."""
+    """Return an array as a leaf. An array in C or Fortran order is not copied."""
     dtype = _check_dtype(array.dtype, path)
     # A memmap is treated as a plain array.
     plain = array.view(np.ndarray)
@@ -74,7 +74,7 @@ def make_array(leaf: LeafRecord, flat: Bytes) -> npt.NDArray[Any]:
 def flat_array(memory: StorageMemory) -> Bytes:
     """Return the bytes of a storage as an array without a copy, even if they were not allocated for arrays."""
     owner = memory.owner
-    # Prefer the owner. A new array over the view would only keep the buffer below the view, which could be closed.
+    # An owner that is an array already has all bytes, so no second array over the same memory is needed.
     return owner if isinstance(owner, np.ndarray) else bytes_in(memory.view)
 
 

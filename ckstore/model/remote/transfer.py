@@ -98,7 +98,8 @@ class TransferReport:
             return printable(f"would {verb} {counted(self.new_count, 'new checkpoint')}, {blobs} {way} {self.remote}")
         verb, way = ("pushed", "to") if self.direction == "push" else ("pulled", "from")
         what = counted(len(self.checkpoints), "checkpoint")
-        nothing = "no new checkpoint" if self.moved_bytes else "nothing new"  # a pull may restore only evicted bytes
+        # A pull that only restores evicted bytes moves data, but adds no checkpoint.
+        nothing = "no new checkpoint" if self.moved_bytes else "nothing new"
         new = f"{self.new_count} new" if self.new_count else nothing
         rate = f", {size_text(self.moved_bytes / self.duration_s)}/s" if self.moved_bytes and self.duration_s else ""
         moved = f"{size_text(self.moved_bytes)} in {counted(self.moved_count, 'blob')}"
@@ -115,7 +116,7 @@ class MirrorStatus:
         behind: The checkpoints that the mirror does not have yet, beginning with the newest.
         oldest_s: Age of the oldest of these checkpoints, in seconds. 0 if the mirror has all checkpoints.
         age_s: Number of seconds for which a checkpoint may be only local, from the setting `mirror_age_s`.
-        problem: Why the last push failed. Empty if the push succeeded.
+        problem: Why the last push failed. Empty if it succeeded.
         failing_since: Time of the first failed push since the last success, in the format of `CheckpointInfo.created`.
             Empty if `problem` is empty.
         looked: When the content of the mirror was last listed completely, in the format of `CheckpointInfo.created`.
@@ -180,8 +181,8 @@ class EvictReport:
         dry_run: Whether this was a dry run that changed nothing.
         evicted: The checkpoints whose local blobs were freed, or would be freed in a dry run.
         skipped: The checkpoints that keep their local blobs, and the reasons.
-        freed_bytes: Size of the blobs that were removed locally. Other blobs of the evicted checkpoints are kept
-            because a process has them open, or because remaining checkpoints use them.
+        freed_bytes: Size of the blobs that were removed locally. A blob of an evicted checkpoint is kept if a process
+            has it open, or if a remaining checkpoint uses it.
         read_back_bytes: Bytes that were read from the remote for comparison.
         plan: The plan of `StoreConfig.keep_local`, if this setting chose the checkpoints.
     """
@@ -201,7 +202,7 @@ class EvictReport:
 @brief("store", "host", "path")
 @dataclass(frozen=True, slots=True)
 class StoreClaims:
-    """The checkpoints that one store evicted, so that it relies on their copies on a remote.
+    """The checkpoints that one store evicted. The store relies on their copies on a remote.
 
     Attributes:
         store: The uuid of that store.

@@ -34,9 +34,10 @@ class Form(NamedTuple):
 
 
 class EncodingTable:
-    """The settled forms of blobs, by the digest of the plain blob.
+    """The forms of blobs that are decided, by the digest of the plain blob.
 
-    A settled form does not change until `forget` removes it.
+    A form is plain or encoded (`Form`). It is *settled* once it is decided, and then does not change until `forget`
+    removes it. The *chain* of a blob consists of the blob, its bases, their bases, and so on.
     """
 
     def __init__(self) -> None:
@@ -93,7 +94,7 @@ class EncodingTable:
         return of not in path and all(map(self.is_settled, path)) and self._depth([digest]) < PATH_MOST
 
     def path(self, digests: Iterable[str]) -> dict[str, Form | None]:
-        """Return the encoded forms of blobs and of all their bases, by digest.
+        """Return the encoded forms of all blobs in the chains of these blobs, by digest.
 
         Each blob that is plain or not settled has None instead of a form.
         """
@@ -113,7 +114,7 @@ class EncodingTable:
         blob must not be too long or too large.
 
         `masters` are the blobs of which the blob is a half-precision copy. A load reads the masters anyway, so their
-        plain sizes raise the limit.
+        plain sizes raise the limit for the total size of the files in the chain.
         """
         path = self.path(bases)
         if digest in path or any(not self.is_settled(one) for one in path):
@@ -127,7 +128,7 @@ class EncodingTable:
         return depth <= PATH_MOST and path_bytes <= PATH_TIMES * plain_bytes
 
     def _depth(self, digests: Iterable[str]) -> int:
-        """Return the length of the longest chain of encoded blobs that begins with these blobs."""
+        """Return the number of encoded blobs in the longest chain that begins with one of these blobs."""
         depth, level = 0, {*digests}
         while depth <= PATH_MOST and (forms := [self._encoded[one] for one in level if one in self._encoded]):
             depth += 1
@@ -139,7 +140,10 @@ class EncodingTable:
         return self._encoded.get(digest)
 
     def encoding(self, checkpoint: str, blobs: Iterable[BlobRecord], place: int) -> Encoding:
-        """Return the encoding of a checkpoint's new directory, in which these blobs have their settled forms."""
+        """Return the encoding of a checkpoint's new directory, in which these blobs have their settled forms.
+
+        `place` is the position of the checkpoint in its run (docs/format/encoded-1.md, "Chains").
+        """
         sizes = dict(blobs)
         path = self.path(sizes)
         files: dict[str, BlobRecord] = {}
@@ -176,7 +180,7 @@ class EncodingPlanner:
     def settle(
         self, manifest: Manifest, mine: Collection[str], base: Manifest, source: BlobSource, staging: Staging
     ) -> None:
-        """Settle the form of each blob in `mine`.
+        """Settle the form of each blob in `mine`. `base` is the newer checkpoint against which they are encoded.
 
         Half-precision copies are settled after their masters, because the masters are bases of the copies.
         """
@@ -203,8 +207,9 @@ class EncodingPlanner:
             # Before encoding, check the limits for a file of 0 bytes, because the chains of the bases alone are often
             # too large.
             near = fits(header) and self._forms.allows(blob.digest, blob.nbytes, 0, header.bases, masters)
-            # If the blob would be encoded without a base, keep a present form of at most half the plain size. Without a
-            # base, the blob nearly always takes more (docs/adr/0020), so do not encode it only to compare the sizes.
+            # If the blob would now be encoded without a base, keep its present form if this form takes at most half of
+            # the plain size. Without a base, the blob nearly always takes more (docs/adr/0020), so do not encode it
+            # only to compare the sizes.
             if not (near and header.bases) and self._keep_over_hole(manifest, blob, most_bytes=blob.nbytes // 2):
                 return
             if not near:
@@ -229,9 +234,11 @@ class EncodingPlanner:
         self._forms.keep_plain([blob])
 
     def _keep_over_hole(self, manifest: Manifest, blob: BlobRecord, *, most_bytes: int) -> bool:
-        """Keep the present encoded form of a blob, whose bases may be orphans, if this takes at most `most_bytes`.
+        """Keep the present encoded form of a blob if it takes at most `most_bytes`, even if some bases are orphans.
 
-        The blob's file counts, and also the blob's share of each orphan in its chain.
+        An orphan is a blob that no checkpoint lists any more, but that is needed to decode other blobs
+        (`shares.Orphans`). The form takes the size of the blob's file, plus the blob's share of the file of each orphan
+        in its chain.
 
         Returns:
             Whether the present form was kept.

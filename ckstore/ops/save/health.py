@@ -1,8 +1,9 @@
 """The health of the tensors that one save stores: values that are not finite, and parts that no longer change.
 
-The values of a piece are counted while its bytes are read for another purpose, such as hashing. A piece that an earlier
-save counted is not counted again. A `HealthCheck` belongs to one save. `Context.known.lineages` keeps the results of a
-few runs for their next saves. The rules are in `model/manifest/health`.
+A *part* is a value at the top level of the state, such as ``model``. The values of a piece are counted while its bytes
+are read for another purpose, such as hashing. A piece that an earlier save counted is not counted again. A
+`HealthCheck` belongs to one save. `Context.known.lineages` keeps the results of a few runs for their next saves. The
+rules are in `model/manifest/health`.
 """
 
 from __future__ import annotations
@@ -31,11 +32,14 @@ _ARRAYS = ("torch", "numpy")
 _WHOLE_BYTES = 2 * 2**20  # a piece of at most this size is counted completely
 _WINDOW_ALIGNMENT = 64  # a multiple of the size of each number
 _MOST_PARTS = 64
-"""The maximum number of values at the top level of a state with several parts. A larger state counts as one part."""
+"""The maximum number of parts. A state with more values at its top level counts as one part."""
 
 
 class PieceCounter:
-    """Counts values that are not finite in the bytes from `begin` to `end` of one piece, which is passed to `part`."""
+    """Counts values that are not finite in the bytes from `begin` to `end` of one piece.
+
+    The caller passes the whole piece to `part`, in consecutive slices.
+    """
 
     def __init__(self, check: HealthCheck, form: FloatForm, begin: int, end: int) -> None:
         self._check = check
@@ -46,7 +50,7 @@ class PieceCounter:
         self._count = FINITE
 
     def part(self, data: memoryview) -> None:
-        """Count the values of the next part of the piece, while it is in the processor's cache."""
+        """Count the values of the next slice of the piece, while the slice is in the processor's cache."""
         begin, end = max(0, self._begin - self._at), min(len(data), self._end - self._at)
         self._at += len(data)
         if begin < end:
@@ -80,10 +84,12 @@ class HealthCheck:
         form = self.form_of(source)
         if form is None:
             return None
-        # If the tensor had values that are not finite before, count all of it. Otherwise some saves would find none.
+        # If the tensor had values that are not finite in the previous checkpoint, count all of its values. If only a
+        # share of them were counted, some saves would find none.
         if nbytes <= _WHOLE_BYTES or source.name in self._before.sick:
             return PieceCounter(self, form, 0, nbytes)
-        # Count a share of each piece, so that a tensor that has diverged completely is always detected.
+        # Count a share of each piece, and not all values of a share of the pieces, so that a tensor that has diverged
+        # completely is always detected.
         window = self._before.turn % self._window_count
         size = nbytes // self._window_count // _WINDOW_ALIGNMENT * _WINDOW_ALIGNMENT
         is_last = window == self._window_count - 1
@@ -130,7 +136,7 @@ class HealthCheck:
             keys = [(extent.piece, form.name) for extent in storage.extents]
             if all(key in self._known for key in keys):
                 settled.add(source.name)
-            # This shortcut is for the usual case, because a state can have tens of thousands of such storages.
+            # A state can have tens of thousands of storages with one finite piece. This shortcut is for them.
             if len(keys) == 1 and (self._known.get(keys[0]) or self._counts.get(keys[0])) is FINITE:
                 counts[keys[0]] = FINITE
                 continue
@@ -157,7 +163,7 @@ class HealthCheck:
                 counts[key] = found
             at += extent.length
         whole = (_pieces(storage), form.name)
-        # If a storage is reused without being read, perhaps only the sum over its pieces is known.
+        # If a storage is reused without being read, only the sum over its pieces may be known.
         if not can_read and (known := self._known.get(whole)) is not None:
             counts[whole] = known
         return counts

@@ -1,9 +1,13 @@
-"""Store the bytes of a captured state: steps 2 and 3 of the save protocol (`ops/save/save`).
+"""Store the bytes of a captured state: steps 2 and 3 of a save (docs/protocol.md, "save, commit").
 
-Large storages are cut into chunks, which several threads hash, claim or write, so that their fsyncs run in parallel.
-Small storages share packs (`ops/save/packing`). The name of a blob is the digest of exactly the bytes that are written:
-the bytes are copied from the live tensor to private memory, and the copy is hashed again. Therefore, if a tensor
-changes meanwhile, the save fails instead of storing wrong data.
+Large storages are cut into chunks. Several threads process the chunks, so that their fsyncs run in parallel. A chunk is
+hashed, unless its digest is known from an earlier save. If the store has a blob with this digest, the blob is claimed,
+which means that it is linked into the staging directory. Otherwise, the chunk is written as a new blob. Small storages
+share packs (`ops/save/packing`).
+
+The name of a blob is the digest of exactly the bytes that are written: the bytes are copied from the live tensor to
+private memory, and the copy is hashed again. Therefore, if a tensor changes meanwhile, the save fails instead of
+storing wrong data.
 """
 
 from __future__ import annotations
@@ -48,8 +52,8 @@ if TYPE_CHECKING:
 _LOOK_S = 0.1
 # Hashing less than this takes no longer than starting a thread.
 _HASHED_TOGETHER_BYTES = 4 * 2**20
-# A further try is necessary only if another blob also collides. Eight collisions in a row are an attack, not an
-# accident.
+# If a blob of the store has the digest of a chunk but other bytes, the chunk is written behind zeros. More zeros are
+# tried only if the result also collides with a blob. Eight collisions in a row are an attack, not an accident.
 _MOST_SHIFTS = 8
 T = TypeVar("T")
 
@@ -110,8 +114,9 @@ def store_sources(
     health: HealthCheck | None = None,
 ) -> StorageLocations:
     """Put the bytes of every source of a state into `staging`, as links to existing blobs or as new blobs."""
-    # With `compare`, another person may have chosen the bytes, so existing blobs are compared byte by byte before they
-    # are reused. With BLAKE3, this would only cost time, since equal digests prove equal bytes.
+    # Callers set `compare` if another person may have chosen the bytes so that their digest collides with that of other
+    # bytes. Existing blobs are then compared byte by byte before they are reused. BLAKE3 is collision-resistant, so
+    # with BLAKE3 the comparison would only cost time.
     sources, below = captured.sources, captured.pack_below_bytes(context.settings.chunk_bytes)
     compare = compare and not context.algorithm.collision_resistant
     space = captured.space
@@ -135,7 +140,8 @@ def store_sources(
             compare=compare,
             fingerprinted=fingerprinted,
         )
-        # The next steps need all hits and all possible collisions, so no thread may still write or heal a blob.
+        # The next two steps need all reused chunks and all possible collisions, and no thread may still write or heal a
+        # blob.
         writer.finish()
         writer.recheck_unforeseen()
         writer.part_collisions()
@@ -144,8 +150,8 @@ def store_sources(
         # With tens of thousands of records, Python's collector would walk the heap of the trainer repeatedly.
         with python_gc_paused():
             blobs, storages = _records(sources, dict(zip(small, keys, strict=True)), places, chunked)
-        # N1: the blobs in the manifest must be in the staging directory before it is sealed. `complete` may have to
-        # read a chunk again, so it precedes `stop`, which frees the transfer buffers.
+        # The blobs in the manifest must be in the staging directory before it is sealed (law N1 of docs/protocol.md).
+        # `complete` may have to read a chunk again, so it precedes `stop`, which frees the transfer buffers.
         writer.complete(blobs)
         found = None if health is None else health.complete(storages)
     # `_StopSignal` only means that another thread failed. The caller needs the error of that thread.
@@ -155,8 +161,8 @@ def store_sources(
         writer.stop()
 
     recheck.remember(blobs, packs={place.blob for place in places.values()})
-    # A key with a number belongs to a piece whose digest is also that of other bytes. Later saves must not reuse such a
-    # piece.
+    # If other bytes have the digest of a piece, the key of the piece is its digest with a number. Later saves must not
+    # reuse such a piece.
     context.known.pieces = {digest: place for digest, place in places.items() if KEY_MARK not in digest}
     logical_bytes = sum(source.nbytes for source in sources)
     written_bytes = packed_bytes + writer.written_bytes
@@ -180,7 +186,11 @@ def _records(
     places: Mapping[str, PieceLocation],
     chunked: Mapping[int, Sequence[_Chunk]],
 ) -> tuple[list[BlobRecord], list[StorageRecord]]:
-    """Return the blobs and storages of the manifest, from the places of small sources and the chunks of large ones."""
+    """Return the blobs and storages of the manifest.
+
+    `keys` has the key in `places` of each small source, and `chunked` has the chunks of each large one. Both are by the
+    index of the source.
+    """
     index: dict[str, int] = {}
     blobs: list[BlobRecord] = []
 
@@ -215,7 +225,7 @@ class _StopSignal(Exception):
 
 
 class _HostReader:
-    """Copies ranges of sources in host memory or files to private memory; see `SourceReader`."""
+    """Copies byte ranges of sources, which are in host memory or in files, to private memory. See `SourceReader`."""
 
     def __init__(self, nbytes: int) -> None:
         self._buffer = aligned_buffer(nbytes)
@@ -303,7 +313,7 @@ class _ChunkWriter:
                 self._done_bytes += chunk.stop - chunk.start
 
     def report_to(self, progress: Progress | None, all_bytes: int) -> None:
-        """Call `progress` from the thread of the save while it waits for other threads."""
+        """Make the thread of the save call `progress` while this thread waits for other threads."""
         self._progress, self._all_bytes = progress, all_bytes
 
     def digests(self, sources: Sequence[ByteSource]) -> list[str]:
@@ -340,8 +350,8 @@ class _ChunkWriter:
 
     def start_pack(self, pieces: Sequence[PackPiece], last: bool) -> Callable[[], str]:  # noqa: FBT001 - as `WritePack` is called
         """Begin to store a pack; return a function that waits for its digest."""
-        # During the last pack, the thread of the caller would only wait. Therefore it stores that pack itself, which
-        # saves the time to start another thread.
+        # While another thread stored the last pack, the caller would only wait. Therefore the caller stores that pack
+        # itself, which saves the time to start a thread.
         if not last:
             return partial(self._pool.result, self._submit(self._store_pack, pieces), self._report)
         digest = self._guarded(self._store_pack, pieces)
@@ -370,7 +380,8 @@ class _ChunkWriter:
             SaveFailed: A blob is missing, so the checkpoint must not be published.
         """
         wanted = {blob.digest: blob.nbytes for blob in blobs}
-        # N1: unneeded claims must also be removed, since the checkpoint would keep blobs that it does not name.
+        # The staging directory must have exactly the blobs of the manifest (law N1). An unneeded claim would keep a
+        # blob that the checkpoint does not name.
         lacking = self._staging.keep_exactly(wanted)
         given_up = self._skipped.keys() & lacking
         for digest in given_up:
@@ -431,7 +442,8 @@ class _ChunkWriter:
         live = source.view(start, stop)
         data, digest = self._copy(source, start, stop) if live is None else (live, self._digest(source, live))
         self._context.watch.hashed(len(data))
-        # If the digests are equal, `_claim_known` has called `is_first` for this chunk, but could not claim the blob.
+        # If the digest equals `chunk.piece`, `_claim_known` has already called `is_first` for this chunk, but could not
+        # claim the blob.
         is_first = digest == chunk.piece or self.is_first(digest)
         chunk.piece = chunk.blob = digest
         # If the state has two equal chunks, only one thread may handle their blob. A second thread could find a
@@ -482,12 +494,16 @@ class _ChunkWriter:
         return True
 
     def _claim_recorded(self, source: RecordedSource, chunk: RecordedChunk) -> None:
-        """Claim a chunk of an earlier checkpoint, whose bytes are not available unless the chunk is in the sample.
+        """Claim the blob of a chunk that did not change since an earlier checkpoint.
+
+        Only a sample of such chunks has its current bytes (`RecordedSource.check`). For a chunk in the sample, these
+        bytes are compared with the digest in the earlier checkpoint.
 
         Raises:
-            NotUnchanged: The sample differs.
+            NotUnchanged: The current bytes of the chunk differ.
+            SaveFailed: The store no longer has the blob, or the blob is damaged.
         """
-        # Check the sample first: if it differs, the save must fail even if another chunk has claimed the same blob.
+        # Compare the bytes first: if they differ, the save must fail even if another chunk has claimed the same blob.
         source.check(chunk, self._context.algorithm)
         self._context.watch.hashed(chunk.stop - chunk.start)
         if not self.is_first(chunk.blob):
@@ -497,9 +513,9 @@ class _ChunkWriter:
             raise source.missing(self._recheck.damaged.get(chunk.blob, lost))
 
     def recheck_unforeseen(self) -> None:
-        """Read a share of the reused chunks that were not foreseen."""
+        """Reread a share of the reused blobs that the last checkpoint of the run does not have (`ops/save/recheck`)."""
         chunks = {chunk.piece: chunk for chunk in self._unforeseen}
-        # All hits are known now, so the hits that were read longest ago can be chosen (docs/adr/0010).
+        # All reused blobs are known now, so those that were read longest ago can be chosen (docs/adr/0010).
         self._recheck.add({digest: chunk.length for digest, chunk in chunks.items()}, whole=False)
         for digest, chunk in chunks.items():
             # The right bytes are still available. If the blob is damaged, writing them heals it in every checkpoint.
@@ -518,7 +534,8 @@ class _ChunkWriter:
             # If the bytes are equal now, another thread was still writing the blob at the first comparison.
             if self._staging.holds(chunk.piece, data):
                 continue
-            # If the blob matches its digest, it collides with these bytes. Otherwise it is damaged and written again.
+            # If the blob matches its digest, it collides with these bytes. Otherwise it is damaged, and the right bytes
+            # are written.
             if self._recheck.is_right(chunk.piece, chunk.length):
                 self._store_behind_zeros(chunk, data)
             else:
@@ -556,8 +573,8 @@ class _ChunkWriter:
     def _claim(self, digest: str, data: memoryview, *, choose: bool = False) -> bool:
         """Claim a blob of the store, and return whether it can be reused.
 
-        A share of such blobs is reread. With `choose`, an unforeseen blob may be reread now, instead of later when all
-        unforeseen blobs are known.
+        A share of such blobs is reread. With `choose`, this call decides whether an unforeseen blob is reread.
+        Otherwise, `recheck_unforeseen` decides this later, when all unforeseen blobs are known.
         """
         if not self._staging.claim(digest, len(data)):
             return False
@@ -609,7 +626,7 @@ class _ChunkWriter:
             counting.end(chunk.piece)
 
     def _digest(self, source: ByteSource, live: memoryview) -> str:
-        """Return the digest of bytes in memory; if they are written without a copy, also count nonfinite values."""
+        """Return the digest of bytes in memory. If they can be written without a copy, also count nonfinite values."""
         counting = None
         if self._health is not None and isinstance(source, BytesSource):
             counting = self._health.counting_new(source, len(live))
