@@ -1,7 +1,8 @@
 """The types of reports and arguments.
 
 Only the names of these classes are provisional. They may change in any version before 1.0, and later only in a release
-that announces the change. The attributes and texts of the classes are as stable as every other part of the interface.
+that announces the change. The attributes and the ``str()`` of their objects are as stable as every other part of the
+interface.
 """
 
 from __future__ import annotations

@@ -242,7 +242,7 @@ def _is_ours(lock: locks.DirectoryLock) -> bool:
 
 
 def _prefix(destination: Path) -> str:
-    """Return the prefix of the names of trees for `destination`. It is short even if that name is long."""
+    """Return the prefix of the names of trees for `destination`; it is short even if `destination` has a long name."""
     return f".{os.fsdecode(os.fsencode(destination.name)[:100])}.ckstore-"
 
 

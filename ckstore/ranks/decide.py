@@ -144,7 +144,8 @@ class Coordinator:
             return outcome
         is_fenced = bool(self.meeting.hear("fence"))
         publishing = self.meeting.hear("publishing") if self.context.view.sees_locks else self._stop_publishers()
-        # After a failed sync, the checkpoint is not searched for: a second sync that succeeds would prove nothing.
+        # After a failed sync, do not call `_published`. It would sync the same directories again, and the success of a
+        # second sync does not prove that the rename is durable.
         info = None if isinstance(error, UnknownOutcome) else self._published()
         if info is None and is_fenced:  # the others have moved away the directory that this rank wanted to rename
             return self._say(stuck(self.meeting, publishing))
@@ -155,7 +156,10 @@ class Coordinator:
         return None
 
     def _give_up(self, outcome: Document | None) -> CheckpointInfo:
-        """End the attempt without publishing. Without `outcome`, the rank that has the lock makes no progress."""
+        """End the attempt without publishing.
+
+        If the rank with the lock of `deciding` makes no progress, `outcome` must be None.
+        """
         # If locks do not reach other hosts, a rank on another host may still publish. Such a rank is stopped first: as
         # long as a rank can publish, no outcome may say that nothing was published.
         if outcome is None or not self.context.view.sees_locks:
@@ -179,7 +183,9 @@ class Coordinator:
             publishing = self.meeting.fence()
             for document in publishing.values():
                 # Only a rename is safe: afterwards, the rank that makes no progress can no longer rename the directory.
-                with suppress(FileNotFoundError):  # it was published, has its hidden name, or was discarded
+                # The directory may be missing because it was published or discarded. On a shared filesystem, it may
+                # also have the hidden name of the step; `take_hidden` then moves it.
+                with suppress(FileNotFoundError):
                     trash.move_to_trash(layout, layout.staging / document["staging"])
             take_hidden(layout, self.meeting.who)
         except OSError as error:
@@ -247,7 +253,8 @@ class Coordinator:
         if "published" not in outcome:
             return
         self.work.decided(info_from(dict(outcome["info"])))
-        # The publishing rank holds the lock of `deciding` until then. The deadline ends the wait in any case.
+        # The publishing rank holds the lock of `deciding` until it has finished these steps. The wait also ends at the
+        # deadline.
         pace = Backoff()
         while not self.work.is_late:
             following = self.meeting.deciding()

@@ -109,7 +109,7 @@ class StoreSource:
         return found
 
     def advance(self, place: Place, digest: str, offset: int, into: memoryview, old: OldPiece) -> None:
-        """Return None, because only a remote with encoded blobs has differences between pieces."""
+        """Do nothing and return None, because a store, unlike a remote, has no differences between pieces."""
 
     def read_into(self, place: Place, digest: str, offset: int, into: memoryview) -> int | None:
         """See `ckstore.remote.source.Source`."""

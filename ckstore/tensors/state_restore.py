@@ -34,16 +34,16 @@ class TensorSink(Protocol):
     """The place where a load makes its tensors."""
 
     def allocate(self, sizes: Mapping[int, int]) -> Mapping[int, Any]:
-        """Return memory for storages of tensors, given their sizes, for a load to fill directly.
+        """Return memory that a load fills directly, for storages of tensors with these sizes.
 
         The result is empty if the place is host memory. Each value has the interface of `pieces.Memory`, and a method
         `storage`.
         """
 
     def placed(self, kind: LeafKind, memory: StorageMemory) -> StorageMemory:
-        """Return the filled memory of a storage in this place, which may be a copy.
+        """Move the filled memory of a storage to this place, and return the memory there.
 
-        Only storages of tensors are copied.
+        The result may be the given memory or a copy. Only storages of tensors are copied.
         """
 
 
@@ -55,7 +55,7 @@ class HostSink:
         return {}
 
     def placed(self, kind: LeafKind, memory: StorageMemory) -> StorageMemory:  # noqa: ARG002
-        """Return the memory."""
+        """Return `memory` unchanged."""
         return memory
 
 
@@ -242,7 +242,8 @@ class _Building:
         self._leaf = leaf
         self._leaves = leaves
         self._keep = keep
-        self._within = within  # name of the value whose attributes are built, because attributes have no names
+        # Path of the value whose attributes are built, for errors: attributes have no names of their own.
+        self._within = within
 
     def value(self, node: Node, path: str) -> Any:
         tag = node[0] if isinstance(node, list) else None

@@ -25,7 +25,7 @@ RECORD = CAPTURED
 PARTS = ("model", "optimizer", "scheduler", "scaler", "dataloader")
 """The parts that most runs have. The record lists which of these a checkpoint lacks."""
 PRIVATE = "parts"
-"""The key, in the random states of a rank, of the states of the generators that belong to parts."""
+"""In the random states of a rank, the states of the generators that belong to parts are stored under this key."""
 _warned: set[str] = set()
 """The keys of the warnings that this process has issued."""
 

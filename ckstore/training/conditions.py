@@ -100,8 +100,8 @@ def _other_settings(before: Conditions, now: Conditions) -> Iterator[str]:
     if before.dataloader and now.dataloader:
         for name in sorted({*before.dataloader, *now.dataloader}):
             old, new = before.dataloader.get(name), now.dataloader.get(name)
-            # Do not report a missing seed. Older checkpoints lack it, and a class of samplers without a seed is already
-            # reported as another class.
+            # Do not report a missing seed. Older checkpoints have no seed. Apart from these, if only one sampler has a
+            # seed, the classes of the samplers differ, and this is already reported.
             if old != new and not (name == "sampler_seed" and None in (old, new)):
                 yield f"the data loader has another {name.replace('_', ' ')}: {new!r} now, {old!r} in the checkpoint"
     for name in sorted(before.settings.keys() & now.settings.keys()):

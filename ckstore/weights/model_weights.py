@@ -70,7 +70,7 @@ class Weight:
 
     @property
     def published_element_bytes(self) -> int:
-        """Bytes of an element in a version."""
+        """Bytes of an element in the published weights."""
         return self.tensor.nbytes // max(1, math.prod(self.leaf.shape))
 
     def cast(self) -> DtypeCast | None:
@@ -80,13 +80,14 @@ class Weight:
     def cuts(self, before: Weight) -> list[WeightCut]:
         """Return consecutive ranges of its elements, and whether each range is the same in the previous version.
 
-        A piece is unchanged if both versions have it at the same position. A band of pieces of several ranks is
-        unchanged if all of its pieces are. The ranges are cut at the boundaries of unchanged pieces, so that reading a
-        changed range does not require reading an unchanged piece.
+        A piece is unchanged if both versions have it at the same position. If the pieces are blocks of several ranks,
+        the blocks with the same rows form a band, and a band is unchanged if all of its pieces are. The ranges are cut
+        at the boundaries of unchanged pieces and bands, so that reading a changed range does not require reading an
+        unchanged one.
         """
         count, size = math.prod(self.leaf.shape), self.element_bytes
-        # Units are compared by their places in the storage, so both tensors must begin at the same byte, have the same
-        # dtype, and be row-major.
+        # Pieces and bands are compared by their places in the storage, so both tensors must begin at the same byte,
+        # have the same dtype, and be row-major.
         is_comparable = (
             before.leaf.offset == self.leaf.offset
             and before.source_dtype == self.source_dtype
@@ -113,7 +114,7 @@ class Weight:
         ]
 
     def _units(self) -> dict[tuple[int, int], tuple[str, ...]]:
-        """Return the pieces of its storage that are read together, by their range of row-major bytes."""
+        """Return the pieces of its storage, by their range of row-major bytes; the pieces of a band share a range."""
         record = self.directory.manifest.storages[self.leaf.storage]
         pieces = [extent.piece for extent in record.extents]
         if record.tiling is None:

@@ -23,9 +23,9 @@ class AbilityFacts:
     # was tried, because this user may not write to the store.
     links: str | None = ""
     projects: str = ""  # text on directories with different project ids, between which renames fail; empty if none
-    # ``yes``, ``held`` (a process has the file open, so leases work) or ``no``. ``shared`` if other hosts may use the
-    # store, because a lease does not detect their open files. ``foreign`` if nothing was tried, because another user
-    # owns the store.
+    # Whether leases work: ``yes``, ``no``, or ``held`` if a lease was refused because a process has the file open. This
+    # also shows that leases work. ``shared`` if other hosts may use the store, because a lease does not detect their
+    # open files. ``foreign`` if nothing was tried, because another user owns the store.
     lease: str = "yes"
     reflink: bool | None = None  # whether files can share blocks; None if not tried
     link_limit: int = 0  # the maximum number of names of a file; 0 if unknown

@@ -22,7 +22,8 @@ class OwnerFacts:
     owner_id: int = 0  # user id of the owner of the root directory
     process_id: int = 0  # user id of this process
     may_give: bool = True  # whether this process may give files to other users, as root usually may
-    # Directories of the store that are symlinks or other files, or that are on another filesystem.
+    # A phrase about each path where the store should have a directory, but has a symlink or another kind of file, or
+    # a directory on another filesystem.
     misplaced: tuple[str, ...] = ()
     open_to_all: tuple[str, ...] = ()  # entries below the root directory that any user may change
     foreign_count: int = 0  # number of files that do not belong to the owner of the root directory

@@ -111,7 +111,7 @@ class Recheck:
     def agrees(self, digest: str, bytes_of: Callable[[int, int], memoryview], *, believed: bool = False) -> bool:
         """Whether a claimed blob can be reused.
 
-        A blob that is due to be read must have the right bytes on disk.
+        If it is due to be read, this reads it and checks that it has the right bytes on disk.
 
         Args:
             digest: The blob.
@@ -150,7 +150,7 @@ class Recheck:
         return True
 
     def agrees_whole(self, digest: str) -> bool:
-        """Whether a claimed blob can be reused, like `agrees`, but compare the whole blob with its digest."""
+        """Whether a claimed blob can be reused. Unlike `agrees`, this compares the whole blob with its digest."""
         if digest not in self._due or not self._may_go_on():
             return True
         return self.is_right(digest, self._known[digest].nbytes)
@@ -194,7 +194,7 @@ class Recheck:
     # ----------------------------------------------------------------------------------- when it is done
 
     def readings(self) -> dict[str, tuple[int, int]]:
-        """Return for the catalog when each blob that this save read or wrote was last read, and up to which offset."""
+        """Return `read_ns` and `read_to` of each blob that this save read or wrote (see `Reading`), for the catalog."""
         now_ns = time.time_ns()
         read = {digest: (reading.read_ns, reading.read_to) for digest, reading in self._read.items()}
         return {**read, **dict.fromkeys(self._staging.written, (now_ns, 0))}

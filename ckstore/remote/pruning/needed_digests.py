@@ -23,8 +23,8 @@ class RemoteSurvey:
         hash_prefix: The prefix of its digests.
         now: The time by the server's clock.
         grace_s: How long leftovers of a dead push are kept.
-        changes: Whether intents of dead pushes may be voided, finished and deleted. Otherwise, those that are not void
-            count as alive.
+        changes: Whether intents of dead pushes may be voided, finished and deleted. If False, nothing is changed, and
+            every intent that is not void counts as the intent of a live push.
         voided, finished: Keys of the intents that were voided and finished.
     """
 
@@ -36,7 +36,7 @@ class RemoteSurvey:
     voided: set[str] = field(default_factory=set)
     finished: set[str] = field(default_factory=set)
     _blobs_of: dict[Place, tuple[str, ...]] = field(default_factory=dict)
-    # Checkpoints whose deletion stopped after its mark was written, from the last listing.
+    # Checkpoints that the last listing found with a deletion mark, but whose deletion is not finished.
     _half_removed: list[Place] = field(default_factory=list)
 
     def named(self) -> set[str]:
@@ -57,8 +57,8 @@ class RemoteSurvey:
         for_each(lambda place: self._read(source, place), unread, threads=THREADS)
         for place in places:
             found.update(self._blobs_of.get(place, ()))
-        # A claimed checkpoint may lack its manifest: it was pushed again, and a suspended deletion then removed the
-        # manifest. In this case, the claim names the blobs.
+        # A claimed checkpoint may lack its manifest: it was pushed again, and then an earlier deletion, which had been
+        # suspended, resumed and removed the new manifest. In this case, the claim names the blobs.
         there = {*places}
         for claim in claims_at(self.remote.objects):
             said = None if claim.place in there else read_claim(self.remote.objects, claim)
@@ -67,9 +67,9 @@ class RemoteSurvey:
 
     def finish_removals(self) -> None:
         """Delete leftovers of checkpoints whose deletion was interrupted, unless the checkpoint is pushed again."""
-        # The order of the reads matters: first the listing in `named`, then intents, marks and claims. A push deletes
-        # the mark before its checkpoint is complete, and keeps its intent until then. As in every deletion, claims are
-        # read after the mark.
+        # The order of the reads matters: first the listing in `named`, then intents, marks and claims. A push first
+        # deletes the mark, then completes its checkpoint, and only then deletes its intent. As in every deletion,
+        # claims are read after the mark.
         objects = self.remote.objects
         records = self._records() if self._half_removed else []
         pushed = [place for record in records for place in record.places]

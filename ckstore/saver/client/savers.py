@@ -35,7 +35,10 @@ def savers_seen(store: str) -> tuple[SaverStatus, ...]:
 
 
 def savers_of(store: str) -> tuple[SaverStatus, ...]:
-    """Return the savers of the store at this path that this user may read, by process."""
+    """Return the savers of the store at this path, sorted by process id.
+
+    A saver is omitted if this user may not read its status page.
+    """
     try:
         processes = [folder for folder in _PROC.iterdir() if folder.name.isdigit()]
     except OSError as error:
@@ -88,7 +91,8 @@ def _parsed(pid: int, text: bytes) -> SaverStatus | None:
         status = SaverStatus(pid=pid, **said)
     except (ValueError, TypeError, RecursionError):
         return None
-    # The page of a process of another user may contain anything. A status with wrong types would break the table.
+    # The process of another user may write anything into its page. `ckstore savers` would fail if it printed a status
+    # with a value of the wrong type.
     fits = all(isinstance(getattr(status, name), kind) for name, kind in get_type_hints(SaverStatus).items())
     known = status.state in get_args(SaverState) and (not status.run or is_run(status.run))
     return status if fits and known else None

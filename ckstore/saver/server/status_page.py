@@ -57,7 +57,8 @@ class Inbox:
             got = self._kept.popleft() if self._kept else self._receive()
             if got is None or not isinstance(got[0], Answer):
                 return got
-            self._note(got[0])  # an answer about a later order, or about an order that has ended
+            # The answer is about an order that has ended, or about an order that this process has not begun yet.
+            self._note(got[0])
 
     def allows(self, number: int) -> bool:
         """Whether this order may be published: the trainer allows it, or has ended without cancelling it."""

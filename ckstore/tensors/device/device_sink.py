@@ -50,7 +50,7 @@ class DeviceSink:
             raise self._unusable(f"{type(error).__name__}: {error}") from error
 
     def placed(self, kind: LeafKind, memory: StorageMemory) -> StorageMemory:
-        """Return the memory of a storage at the location, which may be a copy. Only the memory of tensors is copied.
+        """Move the memory of a storage to the location, and return it. Only the memory of tensors is moved.
 
         Raises:
             BadInput: torch has no such device, the device lacks memory, or the function returns a wrong value.

@@ -1,4 +1,4 @@
-"""Compute the fingerprints of `fingerprint` with one Triton kernel for all regions.
+"""Compute the fingerprints that the module `fingerprint` defines, with one Triton kernel for all regions.
 
 This module can only be imported if Triton is installed.
 """

@@ -16,8 +16,8 @@ DOING = "doing"
 class Task:
     """The task of one process.
 
-    A recording is a list of records. Indexes refer to the recording of the uninterrupted process, whose first record is
-    made before the first step.
+    A process makes a record (`Observation`) before its first step, after each step, and at some other positions. Its
+    recording is the list of these records. Indexes refer to the recording of the uninterrupted process.
 
     Attributes:
         factory: The function that makes the loop.
@@ -29,19 +29,23 @@ class Task:
         epoch_steps: The number of steps after the first end of an epoch. If None, epochs are not considered.
         needs_epoch: Whether to train until an epoch ends.
         last: The index of the last record. If None, `steps` applies.
-        saves: The index, as text, of the record after which to save -> the store to make and save to.
+        saves: Index of a record, as text -> a store. Directly after this record, the process creates the store and
+            saves the state to it.
         restores: The store to restore from before the first step, if `saved` is not None.
-        saved: The record of the saved state in that store, as JSON.
-        first: The index of the first record, after which the state was saved.
+        saved: The record, as JSON, that the saving process made directly after it saved the state in `restores`. If
+            None, nothing is restored.
+        first: The index of the record after which the state in `restores` was saved. The first record of this process
+            is made directly after the restore, and has the same index. 0 if nothing is restored.
         expected: The file with the result of the uninterrupted process. At the first difference from it, the process
             ends. If empty, nothing is compared.
         rtol: The relative tolerance.
         atol: The absolute tolerance.
         ignored: Patterns of names that may differ.
-        tensors: A store with tensors of another process, which are compared with those of the last record, or empty.
+        tensors: A store with tensors of another process. The tensors of this process at its last record are compared
+            with them. If empty, no tensors are compared.
         names: The names of the tensors to compare. If None, all tensors.
-        keeps: The store to make for the tensors that differ from `expected`. Without `expected`, it gets the tensors of
-            the last record.
+        keeps: The store to create for tensors of this process. It gets the tensors that differ from `expected`, or, if
+            `expected` is empty, all tensors at the last record. If empty, no store is created.
     """
 
     factory: Factory
