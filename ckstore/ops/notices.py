@@ -43,8 +43,9 @@ class Notices:
         run = self.run_guessed
         if run not in ("", DEFAULT_RUN):
             warn(
-                f"this save names no run, so it goes to the run {DEFAULT_RUN}, but the loaded checkpoint is of the run "
-                f"{run}. To continue that, open the store with run={run!r}; otherwise pass run={DEFAULT_RUN!r}"
+                f"this save names no run, so it is saved to the run {DEFAULT_RUN}, but the loaded checkpoint belongs "
+                f"to the run {run}. To continue {run}, open the store with run={run!r}; "
+                f"otherwise pass run={DEFAULT_RUN!r}"
             )
             # Warn only once, since a further save without a run is then the user's decision.
             self.run_guessed = ""

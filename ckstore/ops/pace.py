@@ -281,7 +281,7 @@ class SaveTotals:
             if not count:
                 return ""
             last = ", ".join(info.name for _, info in sorted(self._last.items()))
-        newest = f"the last that worked: {last}" if last else "no other one worked"
+        newest = f"the last checkpoint saved by this process: {last}" if last else "this process saved no checkpoint"
         return f"{counted(count, 'save')} failed; {newest}. The last failure: {self._last_failure}"
 
     def metrics(self) -> tuple[Metric, ...]:

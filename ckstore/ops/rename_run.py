@@ -116,8 +116,8 @@ def _checked(context: Context, old: str, new: str, copies: RunCopies) -> list[Ch
     if {old, new} <= config_file.policies_by_run(context.layout).keys():  # one of the two rules would be lost
         raise BadInput(
             f"the runs {old} and {new} both have rules in {config_file.BY_RUN}",
-            hint=f"remove those of one of them from store.config.{config_file.BY_RUN}",
-            command_hint=f"ckstore config retention off --run {new} removes those of {new}",
+            hint=f"remove the rules of one of the runs from store.config.{config_file.BY_RUN}",
+            command_hint=f"ckstore config retention off --run {new} removes the rules of {new}",
         )
     return found
 
@@ -225,7 +225,8 @@ def _copy(context: Context, info: CheckpointInfo, run: str, ids: Mapping[str, st
         # If rendering gives another id, the manifest has a member that this version does not know and would lose.
         if render(present, context.algorithm)[0] != info.id:
             raise BadInput(
-                f"{info.name} was written by another ckstore ({present.writer})", hint="rename it with that one"
+                f"{info.name} was written by another version of ckstore ({present.writer})",
+                hint="rename it with that version",
             )
         about = present.description
         parent = None if about.parent is None else ids.get(about.parent, about.parent)
@@ -317,7 +318,7 @@ def _continuing() -> Iterator[None]:
     except InUse as error:
         if isinstance(error, Protected):  # its advice is to remove the tag or the pin, which was just set
             raise Protected(f"{error.message}, set during the renaming", hint=_AGAIN) from error
-        error.hint, error.command_hint = f"once that has ended, {_AGAIN}", ""
+        error.hint, error.command_hint = f"when that process no longer uses it, {_AGAIN}", ""
         raise
 
 

@@ -134,7 +134,7 @@ def test_rules_of_both_names_are_refused_as_one_of_them_would_be_lost(store: Sto
 
     assert store.config.retention_by_run == rules
     assert [info.name for info in store.checkpoints()] == ["old@1"]
-    assert caught.value.command_hint == "ckstore config retention off --run new removes those of new"
+    assert caught.value.command_hint == "ckstore config retention off --run new removes the rules of new"
 
 
 def test_a_rule_that_is_removed_during_a_rename_stays_removed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -458,7 +458,8 @@ def test_a_reader_that_opened_a_checkpoint_meanwhile_lets_the_rename_be_complete
         store.rename_run("old", "new")
     opened[0].close()
 
-    assert caught.value.hint == "once that has ended, rename the run again, which completes the renaming"
+    expected = "when that process no longer uses it, rename the run again, which completes the renaming"
+    assert caught.value.hint == expected
     assert [info.name for info in store.rename_run("old", "new")] == ["new@2"]
     assert [info.name for info in store.checkpoints()] == ["new@1", "new@2"]
     check_store(store.path)

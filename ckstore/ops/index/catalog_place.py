@@ -22,7 +22,7 @@ from ckstore.ops.api_calls import describe_os_error
 from ckstore.ops.config_file import SHARED, setting_of
 
 _NAME = "catalog.db"
-_HINT = "catalog_path= names a file on a disk of this host; XDG_CACHE_HOME moves the default"
+_HINT = "catalog_path= names a file on a disk of this host; XDG_CACHE_HOME changes the default location"
 
 
 def place_of(root: Path) -> tuple[PlaceFacts, tuple[str, ...]]:

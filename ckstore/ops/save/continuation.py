@@ -392,7 +392,7 @@ def _lines(context: Context, other: Published) -> str:
     name = other.manifest.name
     return (
         f"{_own_run(context, other.key.run)} keeps both; "
-        f"Store.open(…, continue_from={name!r}) continues it, as loading it does"
+        f"Store.open(…, continue_from={name!r}), or a load of that checkpoint, continues it"
     )
 
 

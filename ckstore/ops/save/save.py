@@ -501,7 +501,7 @@ def _publish(  # noqa: PLR0917
         else:
             return manifest, manifest_id, outcome
     msg = f"run {request.run}: {_AUTO_STEP_TRIES} steps were taken by other processes, one after another"
-    raise SaveFailed(msg, hint="pass step=")
+    raise SaveFailed(msg, hint="pass a step with step=")
 
 
 def _step_after(step: int, run: str) -> int:

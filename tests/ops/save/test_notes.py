@@ -73,7 +73,7 @@ def test_a_save_that_names_no_run_warns_where_the_load_took_another(in_backgroun
         unbound.load_into(target, "latest")
         with pytest.warns(
             CkstoreWarning,
-            match=r"names no run, so it goes to the run main, but .* is of the run gpt",
+            match=r"names no run, so it is saved to the run main, but .* belongs to the run gpt",
         ):
             (unbound.save_async if in_background else unbound.save)(state(2), step=2)
         unbound.save(state(3), step=3)
