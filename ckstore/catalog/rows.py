@@ -41,7 +41,7 @@ def set_checkpoint(connection: sqlite3.Connection, key: CheckpointKey, found: Pu
     """Make the rows of a key equal to `found`, or remove them if there is no such checkpoint."""
     if found is not None and (found.manifest.run, found.manifest.step) != key.run_step:
         wrong = found.manifest.name
-        raise BadInput(f"the manifest in {key.run}/{key.directory} says that it is {wrong}")
+        raise BadInput(f"the manifest in {key.run}/{key.directory} names {wrong}")
     connection.text_factory = decode_text
     rows = connection.execute(
         f"SELECT id, {IS_RIGHT}, {queries.STAMP}, {_DESCRIBED} FROM checkpoints WHERE run = ? AND directory = ?",  # noqa: S608

@@ -385,7 +385,7 @@ def test_a_look_that_fails_changes_nothing(catalog: Catalog) -> None:
 
 
 def test_a_manifest_of_another_checkpoint_is_refused(catalog: Catalog) -> None:
-    with pytest.raises(BadInput, match=r"manifest in main/1\.0000000000 says that it is main@2"):
+    with pytest.raises(BadInput, match=r"manifest in main/1\.0000000000 names main@2"):
         catalog.reconcile([at("main", 1)], lambda *_: published("main", 2), timeout_s=SOON_S)
 
     assert catalog.listing() == {}

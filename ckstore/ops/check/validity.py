@@ -64,7 +64,7 @@ def why_not_valid(context: Context, info: CheckpointInfo) -> str:
     if glanced.problem:
         return glanced.problem
     if glanced.manifest_id != info.id:
-        return f"its directory holds one with the id {glanced.manifest_id}"
+        return f"its directory contains the checkpoint with the id {glanced.manifest_id}"
     if glanced.touched:
         first, *others = glanced.touched
         more = f" and {counted(len(others), 'more blob')}" if others else ""
@@ -94,10 +94,10 @@ def _glance(path: StorePath, key: CheckpointKey | None, cache: ManifestCache | N
             return Glance(problem=error.message)
         problem, touched, _ = judge_blobs(directory.inside, fd, manifest)
         if key is None or not key.fits(manifest.run, manifest.step, manifest_id):
-            problem = f"{path}: its manifest says {manifest.name}"
+            problem = f"{path}: its manifest is that of {manifest.name}"
         mark = marks.read_mark(fd)
         if mark is not None and not problem:
-            problem = mark.entries[0].what if mark.entries else f"{path}/{MARK} says that it is damaged"
+            problem = mark.entries[0].what if mark.entries else f"{path}/{MARK} marks it as damaged"
         return Glance(manifest, manifest_id, problem, touched)
 
 

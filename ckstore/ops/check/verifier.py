@@ -187,7 +187,7 @@ class Verifier:
         manifest = directory.manifest
         damage = []
         if not key.fits(manifest.run, manifest.step, directory.manifest_id):
-            message = f"{directory.path}: its manifest says {manifest.name} with id {directory.manifest_id}"
+            message = f"{directory.path}: its manifest is that of {manifest.name} with id {directory.manifest_id}"
             damage.append(Damage(*key.run_step, (), "", message))
         return damage + self.blobs(directory, range(len(manifest.stored)), only)
 

@@ -214,7 +214,7 @@ def _why_not(context: Context, digest: str, done: Collected) -> str:
         return "it is in a directory of another user"
     if canonical is None:
         return "it has already been removed"
-    return "it has another link now" if canonical.st_nlink > 1 else "it was written again; the next gc checks it"
+    return "it now has another link" if canonical.st_nlink > 1 else "it was written again; the next gc checks it"
 
 
 def next_to_free(context: Context) -> NextToFree | None:

@@ -56,7 +56,7 @@ def facts_at(context: Context, place: CheckpointKey, path: StorePath | None = No
     path = context.layout.checkpoint(place) if path is None else path
     facts = facts_in(context, path)
     if not place.fits(facts.run, facts.step, facts.id):
-        raise DamagedBlob(f"{path}/{MANIFEST} says that it is {facts.name} with id {facts.id}")
+        raise DamagedBlob(f"{path}/{MANIFEST} names {facts.name} with id {facts.id}")
     return facts if facts.key == place else replace(facts, directory=place.directory)
 
 

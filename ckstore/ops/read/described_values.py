@@ -79,7 +79,7 @@ def _check_storage(path: str, view: TensorView, reach_bytes: int, nbytes: int) -
     said = view.storage
     # The bytes in the file may end within an element, but the number of whole elements must be right.
     if said is not None and not said.count * said.item_bytes <= nbytes < (said.count + 1) * said.item_bytes:
-        _refuse(path, f"a tensor in a storage of {nbytes} bytes, of which the pickle says {said.count} elements,")
+        _refuse(path, f"a tensor in a storage of {nbytes} bytes, for which the pickle states {said.count} elements,")
 
 
 def _refuse(path: str, description: str) -> NoReturn:

@@ -67,7 +67,7 @@ def state_of(
     except CannotLoad as error:
         # The name "" means the state itself. If it cannot be loaded, no part of it can be selected.
         if can_select and error.refused and "" not in error.refused:
-            error.hint = f"select= takes the rest; {error.hint}"
+            error.hint = f"select= loads the other values; {error.hint}"
         raise
     try:
         yield view

@@ -160,7 +160,7 @@ class Evaluator:
             # The unreadable annotations may contain the metric, and no metric can be added to them.
             if info.id not in self._unreadable:
                 self._unreadable.add(info.id)
-                warn(f"{problem}. It is not offered for evaluation until that is repaired")
+                warn(f"{problem}. The checkpoint is not evaluated until its annotations are repaired")
             return None
         if self._lacks(info):
             return info

@@ -251,7 +251,8 @@ def follow(
     if lacking is not None:
         evaluator = Evaluator(context, check_metrics(lacking), newest_first=newest_first, attempts=attempts)
     elif newest_first:
-        raise BadInput("newest_first=True needs lacking=", hint="without it the checkpoints come in order of commits")
+        hint = "without lacking=, checkpoints are yielded in the order of their commits"
+        raise BadInput("newest_first=True needs lacking=", hint=hint)
     if timeout_s is not None and not timeout_s >= 0:
         raise BadInput(f"timeout_s must be a number of seconds, 0 or more, or None, got {timeout_s!r}")
     bring()

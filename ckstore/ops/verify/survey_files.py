@@ -161,7 +161,7 @@ def _tags(context: Context) -> Iterator[StoreFinding]:
             yield StoreFinding("tag", message, subject, harmful=True)
         elif not target.twice:
             message = (
-                f"the tag {name} is of an older ckstore, so a flipped bit in it stays unnoticed. "
+                f"an older ckstore wrote the tag {name}, so a flipped bit in it is not detected. "
                 f"To renew it: ckstore tag {name} {name}"
             )
             yield StoreFinding("tag", message, subject)

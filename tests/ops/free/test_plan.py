@@ -185,7 +185,7 @@ def test_a_blob_that_gets_another_name_after_the_plan_stays(
 
     report = dropped.gc()
 
-    assert report.differences == (f"{blob.name} was not freed: it has another link now",)
+    assert report.differences == (f"{blob.name} was not freed: it now has another link",)
     assert [one.digest for one in report.linked_outside] == [blob.name]
     (tmp_path / "alias").unlink()
 

@@ -58,9 +58,9 @@ def test_reading_there_gives_what_was_asked_for_or_nothing(tmp_path: Path) -> No
         for ref in ("a@1", "BEST", "a@best"):
             with pytest.raises(NoSuchRef):
                 store.load(ref)
-        with pytest.raises(NoWholeCheckpoint, match="its manifest says A@1"):
+        with pytest.raises(NoWholeCheckpoint, match="its manifest is that of A@1"):
             store.load("a@latest")
-        with pytest.warns(CkstoreWarning, match="its manifest says A@1"):
+        with pytest.warns(CkstoreWarning, match="its manifest is that of A@1"):
             assert store.checkpoints("a") == []
         assert [info.name for info in store.checkpoints()] == ["A@1"]
 

@@ -728,7 +728,7 @@ def test_one_whose_annotations_are_damaged_is_named_and_not_given(store: Store) 
     store.annotate(0, metrics={"loss": 1})
     (found,) = (store.path / "checkpoints" / "gpt").glob("0.*/annotations.json")
     found.write_bytes(found.read_bytes()[:-9])
-    with pytest.warns(CkstoreWarning, match=r"annotations of gpt@0.* not offered for evaluation"):
+    with pytest.warns(CkstoreWarning, match=r"annotations of gpt@0.* not evaluated until"):
         assert steps(store) == [1]
     found.unlink()
     assert steps(store) == [info.step]

@@ -188,7 +188,7 @@ def test_a_mark_that_is_there_and_cannot_be_read_is_one(
 
     monkeypatch.setattr(files, "read_file", failing)
 
-    assert "damaged.json says that it is damaged" in why_not_valid(left_damaged._context, left_damaged.info(30))
+    assert "damaged.json marks it as damaged" in why_not_valid(left_damaged._context, left_damaged.info(30))
 
 
 def test_rotten_bytes_that_were_found_are_not_used_by_the_next_save(store: Store) -> None:
