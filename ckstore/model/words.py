@@ -43,7 +43,7 @@ def counted(count: int, what: str) -> str:
 
 def beyond_text(count: int) -> str:
     """Return a text on the number of values that a conversion to another dtype changed by more than rounding."""
-    return f"{counted(count, 'value')} out of its range"
+    return f"{counted(count, 'value')} outside the range of the new dtype"
 
 
 def headed(word: str, text: str) -> str:
@@ -94,7 +94,7 @@ def new_text(whole_bytes: int, new_bytes: int) -> str:
     The new part may be slightly larger than the size, because small tensors are aligned in the pack that they share.
     """
     if new_bytes >= whole_bytes > 0:
-        return f"{size_text(whole_bytes)}, all of it new"
+        return f"{size_text(whole_bytes)}, all new"
     share = f" ({share_text(new_bytes, whole_bytes)})" if whole_bytes else ""
     return f"{size_text(whole_bytes)}, {size_text(new_bytes)} new{share}"
 

@@ -304,7 +304,7 @@ def test_a_mistaken_prune_is_undone_a_run_at_a_time(run: Run, path: Path) -> Non
     asked = ("prune", "--keep-last", "1", "--run", "pruned", "--store", path)
 
     assert "could restore them for 24 hours" in run(*asked, "--dry-run").stderr
-    assert "nothing is unused" not in run(*asked).stdout
+    assert "no unused data" not in run(*asked).stdout
     back = run("undo", "--run", "pruned", "--store", path).stdout
 
     assert back == "restored pruned@2\nrestored pruned@1\n"

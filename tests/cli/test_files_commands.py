@@ -82,8 +82,8 @@ def test_files_go_in_and_come_back(run: Run, store: Path, files: Path, tmp_path:
 @pytest.mark.parametrize(
     "words,end,source",
     [
-        (["checkpoint-7"], "; the step is from the name", "name"),
-        (["best"], "; the step is the next one of the run", "next"),
+        (["checkpoint-7"], "; step taken from the name", "name"),
+        (["best"], "; next step of the run", "next"),
         (["checkpoint-8", "--step", "7"], "", "given"),
     ],
 )
@@ -91,7 +91,7 @@ def test_a_step_that_was_guessed_is_said(words: list[str], end: str, source: str
     name, *options = words
     place = store.parent / name
     place.write_text("x")
-    assert run("commit", place, *options, "--store", store).stdout.endswith(f", all of it new{end}\n")
+    assert run("commit", place, *options, "--store", store).stdout.endswith(f", all new{end}\n")
     again = run("commit", place, *options, "--run", "b", "--json", "--store", store)
     assert json.loads(again.stdout)["step_from"] == source
 

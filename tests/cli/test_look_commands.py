@@ -57,7 +57,7 @@ def test_diff_lists_tensors_and_values_that_differ(run: Run, path: Path) -> None
         ["changed", "<f8 [300]", "2.3 KiB", "2.3 KiB", "small.layer3"],
         ["changed", "lr = 0.1 -> 0.2"],
         [""],
-        ["from main@1 to main@2: tensors: 1 changed, 1 added, 10 the same, 2.3 KiB changed; other values: 1 changed"],
+        ["from main@1 to main@2: tensors: 1 changed, 1 added, 10 unchanged, 2.3 KiB changed; other values: 1 changed"],
     ]
 
 

@@ -78,7 +78,7 @@ def test_a_copy_is_told_and_relinked(run: Run, path: Path, tmp_path: Path) -> No
     told = run("reindex", "--store", tmp_path / "copy").stdout
     done = run("reindex", "--relink", "--store", tmp_path / "copy")
 
-    asked = "2 names of blobs are copies that take 3.1 MiB: ckstore reindex --relink makes them one file again"
+    asked = "copies of blobs take 3.1 MiB in 2 files; ckstore reindex --relink replaces them with hardlinks"
     assert asked in told.splitlines()
     assert done.exit_code == 0
     assert done.stdout.splitlines()[0] == "relinked 2 names, which frees 3.1 MiB; 1.5 MiB read"

@@ -180,7 +180,7 @@ def test_gc_frees_what_was_dropped_and_says_what_would_free_more(run: Run, path:
     assert shown.stdout.startswith("freed ")
     assert disk_bytes(path) < before_bytes - 4 * MIB
     again = run("gc", "--store", path)
-    assert again.stdout.startswith("nothing is unused; deleting the oldest checkpoint main@500 would free ")
+    assert again.stdout.startswith("no unused data; deleting the oldest checkpoint main@500 would free ")
     check_store(path)
 
 
@@ -264,7 +264,7 @@ def test_gc_reports_names_outside_the_store(run: Run, path: Path) -> None:
     shown = run("gc", "--keep-last", "3", "--store", path)
 
     assert shown.exit_code == 0
-    assert f"2.0 MiB stay: {blob.name} has 1 name outside the store\n" in shown.stdout
+    assert f"2.0 MiB are not freed: {blob.name} has 1 name outside the store\n" in shown.stdout
 
 
 def test_gc_that_leaves_what_is_open_has_done_its_work(path: Path) -> None:

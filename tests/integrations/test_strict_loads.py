@@ -338,9 +338,12 @@ def test_what_dcp_converts_to_a_dtype_without_a_place_for_it_is_counted(store: S
     dcp.save(store, {"w": torch.tensor([1.0, 1e6, float("inf")]), "v": torch.ones(2)}, 1)
     target = {"w": torch.zeros(3, dtype=torch.float16), "v": torch.zeros(2, dtype=torch.float16)}
 
-    with pytest.warns(CkstoreWarning, match="w: float32 to float16, 1 value out of its range"):
+    with pytest.warns(CkstoreWarning, match="w: float32 to float16, 1 value outside the range of the new dtype"):
         report = dcp.load(store, target, 1)
-    assert report.cast == {"w": "float32 to float16, 1 value out of its range", "v": "float32 to float16"}
+    assert report.cast == {
+        "w": "float32 to float16, 1 value outside the range of the new dtype",
+        "v": "float32 to float16",
+    }
 
 
 COMPARED = (

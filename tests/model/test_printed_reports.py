@@ -179,7 +179,7 @@ def info(new_bytes: int, reused_bytes: int = 0, *, damaged: bool = False) -> Che
     [
         (info(0, 391_475), "exp@500 0123456789: 382.3 KiB, 0 B new (0.0 %)"),
         (info(12_288, 379_187), "exp@500 0123456789: 382.3 KiB, 12.0 KiB new (3.1 %)"),
-        (info(392_397), "exp@500 0123456789: 382.3 KiB, all of it new"),  # with the padding of a pack
+        (info(392_397), "exp@500 0123456789: 382.3 KiB, all new"),  # with the padding of a pack
         (info(392_397, 40), "exp@500 0123456789: 382.3 KiB, 382.3 KiB new (99.9 %)"),
         (info(0, 391_475, damaged=True), "exp@500 0123456789: 382.3 KiB, 0 B new (0.0 %), damaged"),
     ],
@@ -205,7 +205,7 @@ def test_a_difference_is_a_line_each_and_the_summary_below(store: Store) -> None
         "changed  model.w: <f4 [3000], 11.7 KiB, 11.7 KiB changed, at most 1 apart (1 relative)",
         "changed  lr = 0.1 -> 0.01",
         (
-            "from exp@100 to exp@200: tensors: 1 changed, 1 added, 1 removed, 0 the same, 11.7 KiB changed; "
+            "from exp@100 to exp@200: tensors: 1 changed, 1 added, 1 removed, 0 unchanged, 11.7 KiB changed; "
             "other values: 1 changed"
         ),
     ]
@@ -255,7 +255,7 @@ def test_gc_says_what_it_freed_and_who_has_the_rest() -> None:
         "  PID 12 (python train.py), descriptor 5: 3.0 KiB",
         "  PID 13 (vim\\x1b[2J), mapping: 1.0 KiB",
         "gc frees it once they close it",
-        "512 B stay: xxh3-cc has 1 name outside the store",
+        "512 B are not freed: xxh3-cc has 1 name outside the store",
         "16.0 KiB cannot be freed yet: it is in packs of small tensors, some of which are still needed",
     ]
 
@@ -266,15 +266,15 @@ WAITING = Waiting("main", 3, "xxh3-aa", "2026-11-27T07:17:49.5Z", "2026-11-28T07
 @pytest.mark.parametrize(
     "report,said",
     [
-        (GcReport(), "nothing is unused"),
+        (GcReport(), "no unused data"),
         (
             GcReport(next_to_free=NextToFree("main@1", 2048)),
-            "nothing is unused; deleting the oldest checkpoint main@1 would free 2.0 KiB",
+            "no unused data; deleting the oldest checkpoint main@1 would free 2.0 KiB",
         ),
         (
             GcReport(next_to_free=NextToFree("main@1"), dry_run=True),
             (
-                "nothing is unused; deleting the oldest checkpoint main@1 would free nothing, "
+                "no unused data; deleting the oldest checkpoint main@1 would free nothing, "
                 "since other checkpoints use the same bytes"
             ),
         ),
@@ -288,7 +288,7 @@ WAITING = Waiting("main", 3, "xxh3-aa", "2026-11-27T07:17:49.5Z", "2026-11-28T07
         (
             GcReport(waiting=(WAITING,), next_to_free=NextToFree("main@1", 2048)),
             (
-                "nothing else is unused; 1 dropped checkpoint with 2.0 KiB can be restored (ckstore undo) until "
+                "no other unused data; 1 dropped checkpoint with 2.0 KiB can be restored (ckstore undo) until "
                 "2026-11-28 07:17 UTC; ckstore gc --now frees that at once; "
                 "deleting the oldest checkpoint main@1 would free 2.0 KiB"
             ),
@@ -296,7 +296,7 @@ WAITING = Waiting("main", 3, "xxh3-aa", "2026-11-27T07:17:49.5Z", "2026-11-28T07
         (
             GcReport(waiting=(replace(WAITING, nbytes=0),)),
             (
-                "nothing else is unused; 1 dropped checkpoint with 0 B can be restored (ckstore undo) until "
+                "no other unused data; 1 dropped checkpoint with 0 B can be restored (ckstore undo) until "
                 "2026-11-28 07:17 UTC; deleting it frees nothing: other checkpoints have the same blobs, "
                 "or were compacted and are decoded with them"
             ),

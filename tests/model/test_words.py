@@ -53,8 +53,8 @@ def test_what_is_shown_has_no_control_characters(text: str, keep: bool) -> None:
     [
         (0, "1.0 KiB, 0 B new (0.0 %)"),
         (1023, "1.0 KiB, 1023 B new (99.9 %)"),
-        (1024, "1.0 KiB, all of it new"),
-        (1088, "1.0 KiB, all of it new"),
+        (1024, "1.0 KiB, all new"),
+        (1088, "1.0 KiB, all new"),
     ],
 )
 def test_no_more_is_new_than_there_is(new_bytes: int, text: str) -> None:

@@ -286,7 +286,7 @@ STRICT = [
         "if count := _read_tensor(reader, leaf, item, target, held.get(leaf.storage, frozenset())):",
         "if _read_tensor(reader, leaf, item, target, frozenset()) and (count := 0):",
         f"{_LOADS}::test_what_dcp_converts_to_a_dtype_without_a_place_for_it_is_counted",
-        "out of its range",
+        "outside the range of the new dtype",
     ),
     Mutant(
         "a scheduler restored without its optimizer restores the learning rate of the optimizer",

@@ -441,7 +441,7 @@ def test_init_and_doctor_say_what_a_shared_filesystem_means(tmp_path: Path) -> N
         said = [line for line in store.warnings if "fuse.juicefs" in line]
         found = {finding.what: finding for finding in store.doctor().findings}
 
-    assert any("each run may be written by one host at a time" in line for line in said)
+    assert any("write each run from only one host at a time" in line for line in said)
     assert any("gc frees blobs after a grace period" in line for line in said)
     assert found["locks"].level == "warning"
     assert found["filesystem"].level == "warning"

@@ -479,7 +479,7 @@ def test_a_full_bucket_is_distinguished_from_wrong_credentials(through: Target, 
 
     assert (
         raised.value.hint
-        == "raise its quota, or free space by ckstore remote prune NAME, which first needs a little space"
+        == "raise its quota, or free space with ckstore remote prune NAME, which first needs a little space"
     )
     assert raised.value.exit_status == 6
     with pytest.raises(RemoteFull):

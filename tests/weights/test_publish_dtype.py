@@ -241,12 +241,13 @@ def test_values_that_become_infinite_are_counted_and_named_once_in_each_version(
     weights, out = {"a": torch.ones(50), "b": torch.ones(50), "c": torch.tensor([float("inf")])}, tmp_path / "out"
     weights["a"][3], weights["a"][4], weights["b"][9] = 1e6, -1e6, 70_000.0
     store.save({"model": weights}, 1, "policy")
-    said = "version 1 .*: a: float32 to float16, 2 values out of its range; b: .*, 1 value out of its range$"
+    beyond = "outside the range of the new dtype"
+    said = f"version 1 .*: a: float32 to float16, 2 values {beyond}; b: .*, 1 value {beyond}$"
     with pytest.warns(CkstoreWarning, match=said) as caught:
         (version,) = publish(store, out, base, dtype="float16")
     assert len(caught) == 1
     assert version.out_of_range == 3
-    assert "3 values out of its range" in str(version)
+    assert "3 values outside the range of the new dtype" in str(version)
     engine.pull(out, 1)
     check_equal(engine, as_published(weights, "float16"))
 
@@ -259,7 +260,9 @@ def test_values_that_become_infinite_are_counted_and_named_once_in_each_version(
     assert (version.is_full, version.out_of_range) == (False, 0)
     weights["b"][0] = 2
     store.save({"model": weights}, 3, "policy")
-    with pytest.warns(CkstoreWarning, match="version 3 .*: b: float32 to float16, 1 value out of its range$"):
+    with pytest.warns(
+        CkstoreWarning, match="version 3 .*: b: float32 to float16, 1 value outside the range of the new dtype$"
+    ):
         (version,) = publish(store, out, base, dtype="float16")
     assert (version.is_full, version.out_of_range) == (False, 1)
     with store.publish("policy", out, select="model", add=[base], dtype="float16", timeout_s=0) as publisher:

@@ -72,7 +72,9 @@ def check_lease(facts: AbilityFacts) -> DoctorFinding:
         told = "each user's gc asks the kernel about that user's blobs, and ignores the blobs of other users"
         return ok("leases", told)
     if facts.lease == "no":
-        told = "the kernel does not say which process has a blob open, so gc only frees blobs that are certainly closed"
+        told = (
+            "the kernel does not report which process has a blob open, so gc only frees blobs that are certainly closed"
+        )
         do = "run gc as the owner of the files, or as root; if the filesystem has no leases, see docs/how-to/shared.md"
         return DoctorFinding("warning", "leases", told, do)
     return ok("leases", "the kernel tells gc whether a process has a blob open")
@@ -103,7 +105,7 @@ def check_direct_io(facts: AbilityFacts) -> DoctorFinding:
 def check_read_ahead(facts: AbilityFacts) -> DoctorFinding:
     """Check how many bytes the kernel reads ahead."""
     if facts.read_ahead_kib is None:
-        return ok("read-ahead", "there is no block device to ask")
+        return ok("read-ahead", "no block device")
     found = f"{size_text(facts.read_ahead_kib * 1024)} on this device"
     if facts.read_ahead_kib < _LEAST_READ_AHEAD_KIB:
         do = f"as root, run blockdev --setra {8 * _LEAST_READ_AHEAD_KIB} DEVICE; loads read large files sequentially"
@@ -146,7 +148,7 @@ def has_wal_reset_bug(version: tuple[int, int, int]) -> bool:
 
 _LOW_PART = 0.05
 _LOW_INODES = 1000
-_MAKE_ROOM = "free space by ckstore prune --keep-last N, then ckstore gc --now; ckstore du shows the usage"
+_MAKE_ROOM = "free space with ckstore prune --keep-last N, then ckstore gc --now; ckstore du shows the usage"
 
 
 @dataclass(frozen=True, slots=True)

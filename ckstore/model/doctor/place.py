@@ -25,7 +25,7 @@ def check_locks(kind: str, options: AbstractSet[str]) -> DoctorFinding:
     else:
         told = f"{kind} is mounted so that locks do not reach other hosts ({why})"
         do = f"{_ONE_HOST}; or {mended}"
-    return DoctorFinding("warning", "locks", f"{told}, so each run may be written by one host at a time", do)
+    return DoctorFinding("warning", "locks", f"{told}, so write each run from only one host at a time", do)
 
 
 MEMORY = frozenset({"tmpfs", "ramfs"})

@@ -241,7 +241,7 @@ def summary(report: EvictReport) -> str:
     """Return a sentence on the amount of evicted data."""
     freed = "" if report.dry_run else f"; freed {size_text(report.freed_bytes)}"
     checkpoints = counted(len(report.evicted), "checkpoint")
-    return printable(f"{_verb(report)} the bytes of {checkpoints}, which {report.remote} has{freed}")
+    return printable(f"{_verb(report)} the local data of {checkpoints} stored on {report.remote}{freed}")
 
 
 def _verb(report: EvictReport) -> str:

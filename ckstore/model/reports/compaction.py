@@ -36,7 +36,7 @@ class CompactionEntry:
 
     def __str__(self) -> str:
         act = "is compacted and checked again" if self.again else "encode"
-        what = f"stays as it is: {self.reason}" if self.reason else f"{act} against {self.base}"
+        what = f"skipped, because {self.reason}" if self.reason else f"{act} against {self.base}"
         if self.gone_bytes:
             what += f"; decoded with {size_text(self.gone_bytes)} of deleted checkpoints"
         return printable(f"{self.info.name}: {what}")
@@ -93,7 +93,7 @@ class Uncompacted:
     reason: str
 
     def __str__(self) -> str:
-        return printable(f"{self.info.name} stays as it is: {self.reason}")
+        return printable(f"{self.info.name} was skipped: {self.reason}")
 
 
 @brief()

@@ -174,7 +174,7 @@ def summary(found: Diff) -> str:
     if not found:
         return printable(f"{pair} have the same values in another order or with other strides")
     tensors = _counts(len(found.changed), len(found.added), len(found.removed))
-    same = f"{found.unchanged_count} the same"
+    same = f"{found.unchanged_count} unchanged"
     counts = f"{tensors}, {same}" if tensors else f"all {same}" if found.unchanged_count else "none"
     size = f", {size_text(found.changed_bytes)} changed" if found.changed else ""
     kinds = [file.kind for file in found.files]

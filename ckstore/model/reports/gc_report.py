@@ -236,7 +236,7 @@ class GcReport:
         elif any("@" in name for name in self.plan.trash):  # RUN@STEP is the name of a checkpoint
             sentences.append(f"the dropped checkpoints {'would free' if self.dry_run else 'free'} nothing: {_NEEDED}")
         else:
-            sentences.append("nothing else is unused" if self.waiting else "nothing is unused")
+            sentences.append("no other unused data" if self.waiting else "no unused data")
             sentences += _waiting_lines(self.waiting)
             if self.next_to_free is not None:
                 sentences.append(str(self.next_to_free))
@@ -288,7 +288,7 @@ def lines(report: GcReport, table: Callable[[Sequence[HeldBlob]], Iterable[str]]
         yield printable(f"{kept} {_sizes(blobs)}: {reason}")
     linked = list(map(str, report.linked_outside))
     yield from first_of(linked) if table is None else linked
-    # If checkpoints are waiting, a later line says when they are freed, so do not say that nothing is unused.
+    # If checkpoints are waiting, a later line says when they are freed, so do not say that there is no unused data.
     is_idle = not (report.freed_count or report.held or report.linked_outside or report.waiting)
     if is_idle:
         yield printable(report.explanation)

@@ -99,7 +99,7 @@ class LinkedBlob:
 
     def __str__(self) -> str:
         names = f"{counted(self.name_count, 'name')} outside the store"
-        return printable(f"{size_text(self.nbytes)} stay: {self.digest} has {names}")
+        return printable(f"{size_text(self.nbytes)} are not freed: {self.digest} has {names}")
 
 
 @brief()

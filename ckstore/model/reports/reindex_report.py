@@ -121,8 +121,8 @@ def summary(report: ReindexReport) -> Iterator[str]:
         blobs = counted(report.orphan_count, "blob")
         yield f"{blobs} of {size_text(report.orphan_bytes)} unused: ckstore gc frees them"
     if report.copy_count:
-        taken = f"{report.copy_count} names of blobs are copies that take {size_text(report.copy_bytes)}"
-        yield f"{taken}: ckstore reindex --relink makes them one file again"
+        taken = f"copies of blobs take {size_text(report.copy_bytes)} in {counted(report.copy_count, 'file')}"
+        yield f"{taken}; ckstore reindex --relink replaces them with hardlinks"
     if report.old_catalog:
         yield printable(f"the old catalog is {report.old_catalog}")
 

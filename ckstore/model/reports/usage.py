@@ -241,9 +241,14 @@ class Use:
         return shown_name(self.name, self.id, superseded=self.superseded)
 
     def __str__(self) -> str:
-        at = f" (elsewhere, at {' and '.join(self.remotes)})" if self.remotes else ""
         names = some_of([named(name) for name in self.names] or [DEAD_PART])
-        return printable(f"{self.shown}{at}: {names}{f' ({self.words})' if self.words else ''}")
+        return printable(f"{self.place}: {names}{f' ({self.words})' if self.words else ''}")
+
+    @property
+    def place(self) -> str:
+        """The name as in `shown`, followed by the remotes that have the bytes if they are not stored locally."""
+        remotes = f"the remote{'s' if len(self.remotes) > 1 else ''} {' and '.join(self.remotes)}"
+        return printable(f"{self.shown} (only on {remotes})") if self.remotes else self.shown
 
     @property
     def words(self) -> str:

@@ -424,8 +424,8 @@ def _first_of(ordered: Sequence[Candidate], count: int, of: str) -> Iterator[Ver
             found += 1
             yield candidate, True, f"it is {'one of ' if count > 1 else ''}the {of}"
         else:
-            damaged = f"does not count, since it is damaged: {candidate.damage}"
-            yield candidate, True, f"it is among the {of}, but {damaged}"
+            would_be = f"it would be {'one of ' if count > 1 else ''}the {of}"
+            yield candidate, True, f"{would_be}, but is damaged: {candidate.damage}"
 
 
 def _start_of(unit: str, time: datetime) -> tuple[int, ...]:

@@ -57,9 +57,7 @@ def plan(
     named = [find(context, ref) for ref in refs]
     for info in named:
         if info.superseded:
-            msg = (
-                f"{short_id(info.id)} is superseded: {info.name} has a newer checkpoint, and only that one is compacted"
-            )
+            msg = f"{short_id(info.id)} is superseded. Only the newest checkpoint of {info.name} can be compacted"
             raise BadInput(msg, hint=f"name {info.name}")
     chosen = {info.key for info in named}
     runs: set[str | None] = {key.run for key in chosen} or {run}
@@ -114,7 +112,7 @@ def _plan_run(
         if not reason and not compacted[i]:
             reason = _why_plain(info, pinned)
         if not reason and base is None:
-            reason = "there is no newer one"
+            reason = "no newer checkpoint exists"
         name = "" if reason or base is None else of_run[base].name
         shares = not problems[i] and len(newer) < rest.keep_newest and not _why_plain(info, pinned)
         manifest = manifests[i]

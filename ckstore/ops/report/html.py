@@ -160,8 +160,8 @@ def _overview(page: ReportPage) -> str:
         ("Runs", str(len(used.runs))),
         ("On the disk", size_text(used.disk_bytes)),
         ("Without sharing", size_text(used.logical_bytes)),
-        ("Unused, gc frees it", size_text(used.unused_bytes)),
-        ("Dropped, can be restored", size_text(used.waiting_bytes)),
+        ("Unused (gc frees it)", size_text(used.unused_bytes)),
+        ("Dropped (can be restored)", size_text(used.waiting_bytes)),
         ("Damaged checkpoints", str(sum(info.damaged for info in page.infos))),
         ("Unhealthy checkpoints", str(sum(bool(info.unhealthy) for info in page.infos))),
     ]
@@ -330,7 +330,7 @@ def _checkpoints(page: ReportPage) -> str:
     if not rows:
         return ""
     last = ("Tracked by",) if has_runs else ()
-    head = ("Checkpoint", "Saved (UTC)", "Size", "New", "Metrics", "Tags", "Begun from", *last)
+    head = ("Checkpoint", "Saved (UTC)", "Size", "New", "Metrics", "Tags", "Forked from", *last)
     table = _table(f"The newest {len(rows)} of {len(page.infos)}", head, rows, "  >>")
     details = f"<details><summary>{counted(len(rows), 'checkpoint')}</summary>{table}</details>"
     return _section("Checkpoints", details, _superseded(page))

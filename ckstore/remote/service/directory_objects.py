@@ -421,7 +421,7 @@ def _translated(error: OSError | InUse, what: str, target: Target) -> RemoteErro
         return RemoteUnavailable(f"{where} failed: {error.message}", hint=error.hint)
     said = error.strerror or str(error)
     if error.errno in files.NO_SPACE:
-        hint = "free space by ckstore remote prune NAME, which first needs a little space"
+        hint = "free space with ckstore remote prune NAME, which first needs a little space"
         return RemoteFull(f"{where} failed: {said}", hint=hint)
     if error.errno in _DENIED:
         return RemoteDenied(f"{where} failed: {said}", hint="let this user write to the directory and all below it")

@@ -42,7 +42,7 @@ _FULL_CODES = (
     "InsufficientStorage",
     "QuotaLimit",
 )
-_FULL_HINT = "raise its quota, or free space by ckstore remote prune NAME, which first needs a little space"
+_FULL_HINT = "raise its quota, or free space with ckstore remote prune NAME, which first needs a little space"
 # The codes with which S3 refuses credentials with status 400.
 _DENIED_CODES = (
     "ExpiredToken",

@@ -179,7 +179,7 @@ def test_gc_says_why_what_was_deleted_of_a_compacted_run_frees_nothing(store: St
 
     waits, planned, done = store.gc(), store.gc(now=True, dry_run=True), store.gc(now=True)
 
-    assert waits.explanation.startswith("nothing else is unused; 1 dropped checkpoint with 0 B can be restored")
+    assert waits.explanation.startswith("no other unused data; 1 dropped checkpoint with 0 B can be restored")
     assert "are decoded with them" in waits.explanation
     assert "frees that at once" not in str(waits)
     assert planned.explanation.startswith(
@@ -187,7 +187,7 @@ def test_gc_says_why_what_was_deleted_of_a_compacted_run_frees_nothing(store: St
     )
     assert done.explanation.startswith("the dropped checkpoints free nothing: other checkpoints have the same blobs")
     assert "are decoded with them" in str(done)
-    assert store.gc(now=True).explanation.startswith("nothing is unused; ")
+    assert store.gc(now=True).explanation.startswith("no unused data; ")
 
 
 def test_what_is_too_far_from_every_base_keeps_the_piece_of_a_dropped_one(

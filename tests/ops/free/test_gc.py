@@ -71,14 +71,14 @@ def blobs_of(store: Store) -> set[str]:
 
 
 def test_a_gc_that_frees_nothing_says_what_would(store: Store) -> None:
-    assert store.gc().explanation == "nothing is unused"
+    assert store.gc().explanation == "no unused data"
     store.save(state(1, 2), step=100)
-    assert store.gc().explanation == "nothing is unused"
+    assert store.gc().explanation == "no unused data"
     store.save(state(2, 3), step=200)
 
     report = store.gc()
 
-    assert report.explanation == "nothing is unused; deleting the oldest checkpoint main@100 would free 1.0 MiB"
+    assert report.explanation == "no unused data; deleting the oldest checkpoint main@100 would free 1.0 MiB"
     assert store.gc(dry_run=True).plan.explanation == report.explanation
     store.save(state(2, 4), step=50)
     store.save(state(1, 2, 3, 4), step=60, tags=["best"])
@@ -86,7 +86,7 @@ def test_a_gc_that_frees_nothing_says_what_would(store: Store) -> None:
     pin = store.pin(100, "in a paper")
     assert "the oldest checkpoint main@200 would free nothing" in store.gc().explanation
     (store.path / "pins" / f"{pin.name}.json").write_text("{")  # what it protects is unknown, so nothing may go
-    assert store.gc().explanation == "nothing is unused"
+    assert store.gc().explanation == "no unused data"
     assert (report.freed_count, report.freed_bytes, report.held, report.linked_outside) == (0, 0, (), ())
 
 

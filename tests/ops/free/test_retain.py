@@ -169,7 +169,7 @@ def test_a_damaged_newest_checkpoint_protects_the_one_before(store: Store) -> No
 
     said = {entry.step: str(entry) for entry in plan.entries}
     assert "kept because it is the newest valid checkpoint of the run main" in said[2]
-    assert "does not count, since it is damaged" in said[3]
+    assert "it would be the newest, but is damaged" in said[3]
     assert [entry.step for entry in plan.dropped] == [0, 1]
     blob_time.stamp(blob)
 
@@ -528,7 +528,7 @@ def test_what_was_dropped_is_said_although_another_gc_keeps_its_space(
 
     assert [info.step for info in report.dropped] == [0, 1]
     assert report.explanation.startswith("2 in trash/ left for a later gc")
-    assert "nothing is unused" not in str(report)
+    assert "no unused data" not in str(report)
     assert store.gc().freed_bytes > 2 * MIB
 
 
@@ -539,7 +539,7 @@ def test_a_dry_run_that_drops_but_frees_nothing_says_why(store: Store) -> None:
     report = store.prune(RetentionPolicy(keep_last=1), dry_run=True)
 
     assert "would free nothing: other checkpoints need the same blobs" in str(report)
-    assert "nothing is unused" not in str(report)
+    assert "no unused data" not in str(report)
 
 
 def test_a_run_has_the_policy_of_its_name_or_glob_after_each_save_and_in_prune(store: Store) -> None:

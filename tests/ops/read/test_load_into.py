@@ -446,7 +446,7 @@ def test_values_that_a_cast_has_no_place_for_are_counted(store: Store, found: An
 
     report = store.load_into(target, 1, cast=True)
     count = out_of_range(rows, target["w"])
-    said = f", {counted(count, 'value')} out of its range" if count else ""
+    said = f", {counted(count, 'value')} outside the range of the new dtype" if count else ""
     names = str(found).removeprefix("torch."), str(wanted).removeprefix("torch.")
     assert report.cast == dict.fromkeys(("w", "t"), f"{names[0]} to {names[1]}{said}")
 
@@ -460,7 +460,7 @@ def test_what_is_converted_on_the_meta_device_is_counted_as_well(store: Store) -
         target = torch.nn.Linear(2, 2, bias=False, dtype=torch.float16)
 
     report = store.load_into({"model": target}, 1, cast=True, assign=True)
-    assert report.cast == {"model.weight": "float32 to float16, 2 values out of its range"}
+    assert report.cast == {"model.weight": "float32 to float16, 2 values outside the range of the new dtype"}
 
 
 @pytest.mark.parametrize("found, wanted", [(torch.float32, torch.int64), (torch.complex64, torch.float32)])
@@ -664,7 +664,7 @@ def test_moments_that_an_optimizer_has_no_place_for_are_counted(store: Store) ->
 
     report = store.load_into(optimizer, 1)
 
-    assert report.cast["state[0].exp_avg_sq"] == "float32 to float16, 2 values out of its range"
+    assert report.cast["state[0].exp_avg_sq"] == "float32 to float16, 2 values outside the range of the new dtype"
     assert report.cast["state[0].exp_avg"] == "float32 to float16"
 
 

@@ -113,7 +113,7 @@
       apart += one.logical;
       table[0].push(one.time); table[1].push(added); table[2].push(apart);
     }
-    const series = [when, { label: "added by the saves that are there", value: sized, ...line(2) },
+    const series = [when, { label: "new bytes of existing checkpoints", value: sized, ...line(2) },
       { label: "without sharing", value: sized, ...line(3) }];
     draw("growth", { series, axes: [timed(), values(bytes)] }, table);
   };

@@ -118,4 +118,4 @@ def commit(
         raise CkstoreError(msg, hint=f"ckstore tag {untagged[0]} {info.name} tries again")
 
 
-_GUESSED = {"given": "", "name": "; the step is from the name", "next": "; the step is the next one of the run"}
+_GUESSED = {"given": "", "name": "; step taken from the name", "next": "; next step of the run"}

@@ -82,9 +82,9 @@ def _print_checkpoints(out: Output, run: RunUsage) -> None:
     rows = [(one.shown, *_sizes([one]), size_text(one.packed_bytes)) for one in ordered]
     out.table(columns([("CHECKPOINT", *_SIZES), *rows, ("TOTAL", *_sizes(ordered), "")], "<>>>>"))
     between = run.alone_bytes - sum(one.alone_bytes for one in ordered)
-    more = f", of which {size_text(between)} is in several of its checkpoints" if between else ""
+    more = f"; several of its checkpoints share {size_text(between)} of this" if between else ""
     out.line()
-    out.line(f"deleting all of {run.run} frees {size_text(run.alone_bytes)}{more}")
+    out.line(f"deleting the run {run.run} frees {size_text(run.alone_bytes)}{more}")
 
 
 def _sizes(held: Sequence[RunUsage] | Sequence[CheckpointUsage]) -> tuple[str, str, str]:

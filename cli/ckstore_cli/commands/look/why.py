@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from ckstore.model.reports.usage import DEAD_PART
-from ckstore.model.words import named, printable
+from ckstore.model.words import named
 from ckstore_cli._format import columns_with_names
 from ckstore_cli._frame import Frame, framed
 
@@ -41,9 +41,7 @@ def why(frame: Frame, blob: str) -> None:
         return
     rows = []
     for use in uses:
-        # The bytes may be stored on remotes only.
-        where = printable(f"{use.shown} (elsewhere, on {' and '.join(use.remotes)})") if use.remotes else use.shown
-        rows += [(where, use.words, named(name)) for name in use.names or (DEAD_PART,)]
+        rows += [(use.place, use.words, named(name)) for name in use.names or (DEAD_PART,)]
     if any(use.words for use in uses):
         out.table(columns_with_names([("CHECKPOINT", "HOW", "NAME"), *rows], "<<<", out.width))
     else:
