@@ -109,7 +109,7 @@ def _is_store(name: str, path: Path) -> BadInput:
     else:
         told = f"{name} is a store, in {path}"
         hint = f"copy it into a remote: ckstore remote convert {name} NEW {path}-remote"
-    return BadInput(f"{told}: another store may read it, and never writes to it", hint=hint)
+    return BadInput(f"{told}: other stores may read it, but never write to it", hint=hint)
 
 
 def _other_store(context: Context, path: Path, name: str) -> OtherStore:
@@ -117,7 +117,7 @@ def _other_store(context: Context, path: Path, name: str) -> OtherStore:
     if opened.settings.uuid == context.settings.uuid and path.samefile(context.layout.path):
         raise BadInput(f"{name} is this store itself", hint="name another store, or a remote")
     if opened.settings.hash != context.settings.hash:
-        msg = f"{name} names its blobs by {opened.settings.hash}, and this store by {context.settings.hash}"
+        msg = f"{name} uses the hash {opened.settings.hash}, but this store uses {context.settings.hash}"
         raise BadInput(msg, hint="a store takes checkpoints of stores with the same hash")
     return OtherStore(name, opened)
 

@@ -135,7 +135,7 @@ def facts_of(source: Source, places: Iterable[Place], hash_prefix: str) -> dict[
         except CkstoreError as error:
             raise RemoteError(error.message, hint=error.hint or source.mending(place)) from error
         if (info.run, info.step, info.id) != tuple(place):
-            msg = f"{where} says {info.name} with id {info.id}, wanted id {place.id}"
+            msg = f"{where} describes {info.name} with id {info.id}, expected id {place.id}"
             raise RemoteError(msg)
         found[place] = info
 

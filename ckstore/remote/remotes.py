@@ -145,9 +145,7 @@ class Remotes:
         )
         if count := sum(entry.name in holder_names_at(place) for place in places):
             have = f"{counted(count, 'checkpoint')} of {self._context.layout.path}"
-            warn(
-                f"{have} cannot be loaded until {entry.target}, which has the only copy, is added again as {entry.name}"
-            )
+            warn(f"{have} may fail to load until {entry.target} is added again as {entry.name}")
 
     @api_call
     def prune(
@@ -387,6 +385,6 @@ class Remotes:
         if target.path.samefile(self._context.layout.path):
             raise BadInput(f"{target} is this store itself", hint="name another store")
         if other.settings.hash != mine.hash:
-            msg = f"{target} names its blobs by {other.settings.hash}, and this store names them by {mine.hash}"
+            msg = f"{target} uses the hash {other.settings.hash}, but this store uses {mine.hash}"
             raise BadInput(msg, hint="a store and its remote must use the same hash")
         return other.settings.uuid

@@ -235,7 +235,7 @@ def read_manifest(source: Source, place: Place, hash_prefix: str) -> SourceManif
     except CkstoreError as error:
         raise RemoteError(error.message, hint=error.hint) from error
     if (manifest.run, manifest.step, manifest_id) != tuple(place):
-        msg = f"{where} says {manifest.name} with id {manifest_id}, wanted id {place.id}"
+        msg = f"{where} describes {manifest.name} with id {manifest_id}, expected id {place.id}"
         raise RemoteError(msg)
     plain_manifest = replace(manifest, form=PLAIN_FORM)
     return SourceManifest(plain_manifest, manifest_id, plain[0] if plain else data, manifest.form)

@@ -315,7 +315,7 @@ CLAIMS = [
         "a tag of a checkpoint that is missing at the mirror is not noted as pushed",
         "tag-of-missing-noted",
         "Mirror._push_missing_metadata",
-        'missing = dict.fromkeys(pushed.missing & local.keys(), "it is not there")',
+        'missing = dict.fromkeys(pushed.missing & local.keys(), "it is missing")',
         "missing = {}",
         f"{_KEEP}::test_a_tag_of_a_checkpoint_that_another_program_removed_from_the_mirror_brings_it_back[url-deleted]",
         "assert",

@@ -252,7 +252,7 @@ def test_a_pull_during_the_eviction_of_a_compacted_checkpoint_keeps_it(
 
         monkeypatch.setattr(evicting, "publish_generation", pull_first)
 
-        assert [one.reason for one in store.evict(1, _REMOTE).skipped] == ["another process evicts it"]
+        assert [one.reason for one in store.evict(1, _REMOTE).skipped] == ["another process is evicting it"]
         assert (store.info(1).elsewhere, store.info(1).compacted) == (False, True)
         assert store.remotes.claims(_REMOTE) == ()
     check_store(tmp_path / "store")

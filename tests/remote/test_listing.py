@@ -124,7 +124,7 @@ def test_verify_distinguishes_checkpoints_of_one_step(mirroring: tuple[Store, Do
     objects.delete([key for key in objects.held if new.id in key])
     (away,) = (one for one in store.verify().elsewhere if one.missing)
     assert away.directory == dir_of_id(store.path, "main", 3, new.id).name
-    assert "it is not there" in away.missing
+    assert "it is missing" in away.missing
 
 
 def test_verify_reports_a_remote_that_was_not_asked(mirroring: tuple[Store, Double, str]) -> None:

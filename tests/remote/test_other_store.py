@@ -58,9 +58,9 @@ def test_a_store_is_not_pushed_to(store: Store, other: Store) -> None:
     store.remotes.add("other", other.path)
     for name in ("other", other.path):
         for act in (partial(store.push, dry_run=True), store.push, store.evict):
-            with pytest.raises(BadInput, match="another store may read it, and never writes to it"):
+            with pytest.raises(BadInput, match="other stores may read it, but never write to it"):
                 act(1, name)
-    with pytest.raises(BadInput, match="another store may read it, and never writes to it"):
+    with pytest.raises(BadInput, match="other stores may read it, but never write to it"):
         Store.open_or_init(store.path, mirror=other.path)
     assert other.checkpoints() == []
 

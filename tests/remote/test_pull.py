@@ -475,7 +475,7 @@ def test_a_hostile_manifest_is_refused_by_the_reader_of_every_manifest(store: St
             other.pull(1, remote)
     # Under another key: a whole manifest that is not that of its place.
     objects.put(keys.Place("main", 2, info.id).manifest, whole)
-    with pytest.raises(RemoteError, match="wanted id"):
+    with pytest.raises(RemoteError, match="expected id"):
         other.pull("main@2", remote)
     assert other.checkpoints() == []
 

@@ -236,5 +236,7 @@ class _Work:
         file = memoryview(data)
         header, tiles = container.parse_file(file, where=digest, most_bytes=BLOB_MAX_BYTES)
         if (header.plain, header.nbytes, header.bases) != (digest, form.nbytes, form.bases):
-            raise DamagedBlob("its encoded file belongs to another blob, or has other bases than the checkpoint says")
+            raise DamagedBlob(
+                "its encoded file belongs to another blob, or its size or bases differ from those in the manifest"
+            )
         return header, tiles, file

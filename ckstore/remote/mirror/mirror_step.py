@@ -172,7 +172,7 @@ class Mirror:
             pushed = transfer.push_metadata(self._context, name, lacking)
             self._failed |= pushed.failed
             local = {one.info.id: one.info for one in lacking if not one.info.elsewhere}
-            missing = dict.fromkeys(pushed.missing & local.keys(), "it is not there")
+            missing = dict.fromkeys(pushed.missing & local.keys(), "it is missing")
             removed = self._decided_again(name, pushed.removed, local)
             again = missing.keys() | removed  # a push of these checkpoints includes their metadata
             sent = (one for one in lacking if one.key not in pushed.failed and one.info.id not in again)

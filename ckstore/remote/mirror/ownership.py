@@ -140,8 +140,12 @@ class Ownership:
             return
         who = f"the store {there.path} on {there.host} ({there.store})"
         msg = f"{who} mirrors the run {there.run} to {remote.name}, most recently {max(0.0, age_s):.0f} s ago"
-        when = f"{there.life_s:.0f} s after it stopped" if remote.cas else "only on request with this service"
-        hint = f"this store takes the run over {when}, or now by: ckstore remote take-over {remote.name} {there.run}"
+        when = (
+            f"{there.life_s:.0f} s after it stopped, or now by"
+            if remote.cas
+            else "only on request, because this service lacks compare-and-swap"
+        )
+        hint = f"this store takes the run over {when}: ckstore remote take-over {remote.name} {there.run}"
         raise RunIsOwned(msg, hint=f"{hint}; if both trainings continue, save one of them to another run")
 
 

@@ -29,6 +29,7 @@ from ckstore.model.remote.remote_only import RemoteHolder, RemoteOnly
 from ckstore.model.seal import seal
 from ckstore.model.settings import settings
 from ckstore.model.times import text_of_time
+from ckstore.model.words import counted
 from ckstore.objects import publish as publishing
 from ckstore.objects.checkpoints import published_of_step
 from ckstore.objects.layout import ANNOTATIONS
@@ -149,7 +150,9 @@ def list_remote(
                 listed.add(key)
     pull.warnings += unlisted[:_SAID]
     if len(unlisted) > _SAID:
-        pull.warnings.append(f"{len(unlisted) - _SAID} more of {source.name} were not listed: they are damaged there")
+        more = len(unlisted) - _SAID
+        failed = f"{counted(more, 'more checkpoint')} of {source.name} could not be read from the remote"
+        pull.warnings.append(f"{failed}, and {'was' if more == 1 else 'were'} not listed")
     # The catalog is updated once, because a transaction for each of thousands of checkpoints would take longer than
     # everything else.
     catch_up(context, "all")

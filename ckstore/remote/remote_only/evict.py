@@ -295,7 +295,7 @@ def _check_claimed(one: Eviction, lock: DirectoryLock) -> RemoteOnly:
     """Return the remotes of a locked checkpoint. Raise `InUse` if they no longer include the claim of the eviction."""
     document = read_remote_only(lock.fd)
     if document is None or one.holder not in document.remotes:
-        raise InUse("another process evicts it")
+        raise InUse("another process is evicting it")
     return document
 
 

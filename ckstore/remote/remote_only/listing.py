@@ -49,7 +49,7 @@ def absent_at(context: Context, there: Remote | OtherStore, listed: Iterable[Che
     """
     if not isinstance(there, Remote):
         places = {*source_of(there).places()}
-        return Absent({info.id: "it is not there" for info in listed if place_of(info) not in places})
+        return Absent({info.id: "it is missing" for info in listed if place_of(info) not in places})
     source = ObjectSource(there.objects, there.name)
     checkpoints = source.listed()
     places = {*checkpoints.places}
@@ -61,7 +61,7 @@ def absent_at(context: Context, there: Remote | OtherStore, listed: Iterable[Che
         documents = checkpoints.keys.get(place, ())
         if place not in places:
             if info.elsewhere or place.dropped not in documents:
-                found[info.id] = "it is not there"
+                found[info.id] = "it is missing"
             else:
                 removed.add(info.id)
             continue

@@ -167,7 +167,8 @@ class RemoteVerification:
                 told = f"{key} has {_size_of(found, blob)} bytes, wanted {blob.nbytes}"
                 self._note("damaged", key, told, existing & {*self._users[blob]}, PUSH_AGAIN)
             else:
-                self._note("missing", key, f"{key} is not there", existing & {*self._users[blob]}, PUSH_AGAIN)
+                told = f"{key} is missing on the remote"
+                self._note("missing", key, told, existing & {*self._users[blob]}, PUSH_AGAIN)
         return found
 
     def _chosen(self, found: Mapping[str, ObjectEntry]) -> list[BlobRecord]:
@@ -198,9 +199,10 @@ class RemoteVerification:
             word = self._problem_of(blob, memory)
             budget.done(blob.nbytes)
             if word == "missing":
-                self._note(word, entry.key, f"{entry.key} is not there", self._existing(self._users[blob]), PUSH_AGAIN)
+                told = f"{entry.key} is missing on the remote"
+                self._note(word, entry.key, told, self._existing(self._users[blob]), PUSH_AGAIN)
             elif word == "damaged":
-                told, do = f"{entry.key} has other bytes than its name says", mending_there(entry.key)
+                told, do = f"{entry.key} does not match the digest in its name", mending_there(entry.key)
                 if self._may_write and dirfd_stat.exists(self._context.layout.blob(blob.digest)):
                     do = "push that checkpoint again from this store"
                 self._note(word, entry.key, told, self._existing(self._users[blob]), do)
