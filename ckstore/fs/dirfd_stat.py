@@ -251,7 +251,7 @@ def open_directory(where: AnyPath, *, dir_fd: int | None = None, flags: int = 0)
 def _held(where: StorePath) -> int:
     fd = -1 if where.holder is None else where.holder.fd
     if fd < 0:
-        raise OSError(errno.EBADF, "it was closed", where.top)
+        raise OSError(errno.EBADF, "the directory was closed", where.top)
     return fd
 
 

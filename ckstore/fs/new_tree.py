@@ -152,7 +152,10 @@ class NewTree:
         except OSError as error:
             if error.errno not in links.CANNOT_LINK:
                 raise
-            msg = f"the filesystem of {self.destination} has no hardlinks, by which a file appears whole or not at all"
+            msg = (
+                f"the filesystem of {self.destination} does not support hardlinks, "
+                "which are needed to publish a file atomically"
+            )
             raise BadInput(msg, hint="export to another filesystem, and copy the file from there") from error
         for other in beside:
             self._publish_beside(other)

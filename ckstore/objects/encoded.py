@@ -120,7 +120,7 @@ class Decoder:
     def _work(self, nbytes: int) -> None:
         self._left_bytes -= nbytes
         if self._left_bytes < 0:
-            raise DamagedBlob(f"decoding it takes more than {_WORK_TIMES} times its bytes")
+            raise DamagedBlob(f"decoding it would process more than {_WORK_TIMES} times its size")
 
     def _file(self, digest: str, what: str) -> _File:
         if digest in self._open:
@@ -216,7 +216,9 @@ def read_head(fd: int, record: BlobRecord, digest: str, form: EncodedBlob) -> Ti
     data = _read(fd, container.HEAD_BYTES, first - container.HEAD_BYTES, record, where)
     header = container.parse_header(data, where=where, most_bytes=BLOB_MAX_BYTES)
     if (header.plain, header.nbytes, header.bases) != (digest, form.nbytes, form.bases):
-        raise DamagedBlob(f"{where} is of {header.plain}, or has other bases than its checkpoint says")
+        raise DamagedBlob(
+            f"{where} belongs to the blob {header.plain}, or its size or bases differ from those in the manifest"
+        )
     body = first + header.table_bytes
     table = _read(fd, first, header.table_bytes, record, where)
     return container.Tiles(header, table, record.nbytes, first=body, where=where)

@@ -196,7 +196,7 @@ class Layout:
         # If the directory belongs to this user, name the owner of the files in it.
         uid = next((uid for uid in owners if uid != me), me)
         owner = "root (uid 0)" if uid == 0 else f"uid {uid}"
-        said = f"{path.inner} belongs to {owner}, and uid {me} may not look into it"
+        said = f"{path.inner} belongs to {owner}, and uid {me} may not read it"
         self.passed_over[path.inner] = said
         return said
 

@@ -360,7 +360,7 @@ class Context:
 
 def another_store(layout: Layout, uuid: str, expected: str) -> StoreNotFound:
     """Return the error for a store with an unexpected id."""
-    msg = f"another store has taken the place of {layout.root}: its id is {uuid}, not {expected}"
+    msg = f"another store is now at {layout.root}: its id is {uuid}, not {expected}"
     return StoreNotFound(msg, hint="open that store, or mount or move the former one back")
 
 

@@ -85,7 +85,7 @@ class MergedCheckpoint:
                 part = directory.manifest
                 rank = part.description.metadata["rank"]
                 if rank in parts:
-                    msg = f"two processes say that they are rank {rank}"
+                    msg = f"two processes use rank {rank}"
                     raise RankMismatch(msg, hint="give each process a rank of its own")
                 parts[rank] = part
                 for blob in part.blobs:

@@ -50,7 +50,7 @@ def stuck(meeting: FileRendezvous, publishing: Mapping[int, Document]) -> Docume
         for rank, document in sorted(meeting.known().items())
         if rank in became or rank in publishing
     ]
-    return {"stuck": "; ".join(said) or "another rank is still publishing it long after the deadline"}
+    return {"stuck": "; ".join(said) or "another rank is still publishing long after the deadline"}
 
 
 def lost(layout: Layout, meeting: FileRendezvous) -> Document | None:

@@ -182,7 +182,7 @@ class RankWork:
             warning = f"{self._decided.name} is saved, but {slow}"
             return replace(self._decided, catalogued=False, warnings=(*self._decided.warnings, warning))
         quiet_s = time.monotonic() - self._moved_s
-        since = f"{self.who} {self._doing} {quiet_s:.0f} s ago, and the disk of the store has not answered it since"
+        since = f"{self.who} {self._doing} {quiet_s:.0f} s ago, and the disk of the store has not responded since then"
         name = self.who.name
         if self._offered or self._publishing:
             msg = f"it is unknown whether {name} was published: {since}"

@@ -67,6 +67,6 @@ def test_a_rank_whose_disk_hangs_fails_the_save_on_all_before_the_group_is_lost(
 
             assert [type(answer) for answer in answers] == [RankFailed, RankFailed]
             assert all(list(answer.causes) == [rank] for answer in answers)
-            assert all(said in str(answer) and "has not answered" in str(answer) for answer in answers)
+            assert all(said in str(answer) and "has not responded" in str(answer) for answer in answers)
         group.run("save_given", store=str(store.path), step=5)
     assert store.info(5).step == 5

@@ -44,9 +44,9 @@ def test_retention_in_an_image_layer_drops_what_came_later_and_names_overlayfs(i
             warned = store.save({"w": np.full(100_000, step)}, step=step).warnings
 
         assert [info.step for info in store.checkpoints()] == [0, 1, 12]
-        assert "overlayfs moves no directory of a lower layer" in warned[0]
+        assert "overlayfs cannot move a directory of a lower layer" in warned[0]
         assert warned[0].endswith("not dropped: main@0, main@1")
-        with pytest.raises(CkstoreError, match=r"overlayfs moves no directory.*redirect_dir=on"):
+        with pytest.raises(CkstoreError, match=r"overlayfs cannot move a directory.*redirect_dir=on"):
             store.delete(0)
         found = {finding.what: finding for finding in store.doctor().findings}
         assert "cannot be deleted or compacted" in found["filesystem"].found

@@ -280,7 +280,7 @@ def test_a_checkpoint_that_is_closed_to_a_user_stops_no_other_one(
     assert len(held) == (close is _everything_of_an_older_root)
     for told in (*closed, *warned, *(said[name] for name in ("load it", "save over it", "delete it", "tag it"))):
         assert owner in told
-        assert "may not look into it" in told
+        assert "may not read it" in told
     assert any("checkpoints/r/3" in told for told in closed)
     assert close is _blobs or any("checkpoints/r/3" in told for told in warned)
     assert {*warned} <= {*notes}

@@ -262,7 +262,7 @@ def test_on_a_disk_that_is_frozen_each_wait_ends_at_its_deadline(
 
         (error,) = caught
         assert isinstance(error, RankFailed) or when == "staged"
-        assert "the disk of the store has not answered" in str(error)
+        assert "the disk of the store has not responded" in str(error)
         assert waited_s < PATIENT_S / 2
         assert store.checkpoints() == []
         infos: list[Any] = []

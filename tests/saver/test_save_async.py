@@ -362,7 +362,7 @@ def test_a_saver_that_cannot_be_sent_its_orders_is_told_with_the_cause(
 
     with monkeypatch.context() as patched:
         patched.setattr(wire, "send", no_memory)
-        with pytest.raises(SaveFailed, match=r"could not be sent its orders: .*memory"):
+        with pytest.raises(SaveFailed, match=r"sending its orders failed: .*memory"):
             store.save_async(state_of(0), step=0).result(DEADLINE_S)
     assert store.save_async(state_of(1), step=1).result(DEADLINE_S).step == 1
 

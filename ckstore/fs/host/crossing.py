@@ -15,8 +15,8 @@ _FS_IOC_FSGETXATTR = 0x801C581F  # linux/fs.h
 _FSXATTR = struct.Struct("IIIII8x")
 ONE_PROJECT = "give the whole store one project id; xfs_io -c lsproj DIRECTORY shows the id of a directory"
 _OVERLAY = (
-    "overlayfs moves no directory of a lower layer, such as that of a container image; copy the store to a volume, "
-    "or mount the overlay with redirect_dir=on"
+    "overlayfs cannot move a directory of a lower layer, such as that of a container image; "
+    "copy the store to a volume, or mount the overlay with redirect_dir=on"
 )
 
 
@@ -43,7 +43,7 @@ def said_of_projects(folders: Iterable[AnyPath]) -> str:
     if None in found or len(found) < 2:
         return ""
     named = " and ".join(f"{folder} has project id {number}" for number, folder in sorted(found.items(), key=str))
-    return f"{named}, and the kernel moves nothing between projects"
+    return f"{named}, and the kernel cannot move or link files between projects"
 
 
 def project_of(folder: AnyPath) -> int | None:

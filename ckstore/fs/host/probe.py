@@ -121,7 +121,7 @@ def _try_between(
         statx.refresh(first)  # the cache of a network filesystem may have the old link count
         # gc relies on the link count. On a filesystem without link counts, gc would free blobs that checkpoints use.
         if dirfd_stat.status(first).st_nlink < 2:
-            raise UnsafePlace(f"{staging.top}: hardlinks are not counted there", hint="use ext4, XFS or btrfs")
+            raise UnsafePlace(f"{staging.top}: this filesystem does not count hardlinks", hint="use ext4, XFS or btrfs")
         # gc and deletions rename files out of a directory. A quota or an ACL can forbid this and still allow links into
         # the directory.
         back = own / directory.name

@@ -46,7 +46,7 @@ class PendingSave:
         self._not_saved: NotSaved | None = None
         if skipped:
             self._error = InUse(
-                f"the save of {self.name} was skipped, since max_in_flight other saves were unfinished",
+                f"the save of {self.name} was skipped, because max_in_flight saves had not ended",
                 hint="when_busy='wait' waits for one of them",
             )
 

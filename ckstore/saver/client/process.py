@@ -69,7 +69,7 @@ class SaverProcess:
             # saver.
             return True
         except OSError as error:
-            self._failure = f" since it could not be sent its orders: {error}"
+            self._failure = f" because sending its orders failed: {error}"
             self.kill()
             return True
 

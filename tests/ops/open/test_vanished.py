@@ -104,7 +104,7 @@ def test_nothing_is_written_into_another_store_at_the_path(tmp_path: Path, write
         with _saved(tmp_path / "store") as other:
             found = (other.checkpoints(), other.tags(), other.pins(), other.config.threads)
 
-            with pytest.raises(StoreNotFound, match="another store has taken the place"):
+            with pytest.raises(StoreNotFound, match="another store is now at"):
                 WRITES[write](store)
 
             assert (other.checkpoints(), other.tags(), other.pins(), other.config.threads) == found
@@ -123,7 +123,7 @@ def test_another_store_at_the_path_does_not_answer_for_the_opened_one(
         (tmp_path / "store").rename(tmp_path / "moved")
         _saved(tmp_path / "store").close()
 
-        with pytest.raises(StoreNotFound, match="another store has taken the place"):
+        with pytest.raises(StoreNotFound, match="another store is now at"):
             QUESTIONS[question](store)
     check_store(tmp_path / "store")
     check_store(tmp_path / "moved")
