@@ -1309,7 +1309,7 @@ class Store:
             run: Name of the run, which need not exist yet. If None, as in `follow`.
             directory: Where to publish. It is created if it is missing. Only one process can publish to it.
             format: The layout of the versions.
-            ref: Which checkpoint of the run is published, such as ``best:reward``.
+            ref: The checkpoint of the run to publish, such as ``best:reward``.
             select: The name of the state dict in the saved state, such as ``model``. If None, the whole state is the
                 state dict.
             add: Files to add to each version with all weights, such as ``config.json`` and the tokenizer, or a

@@ -18,7 +18,9 @@ from ckstore_cli._types import Number, OneOf, WholeNumber
 @click.option(
     "--format", type=OneOf(["sglang"]), default="sglang", show_default=True, help="The layout of the versions."
 )
-@click.option("--ref", default="latest", show_default=True, help="Which checkpoint of the run, such as best:reward.")
+@click.option(
+    "--ref", default="latest", show_default=True, help="The checkpoint of the run to publish, such as best:reward."
+)
 @click.option("--select", metavar="NAME", help="The name of the state dict in the saved state, such as model.")
 @click.option(
     "--add",
@@ -55,7 +57,7 @@ from ckstore_cli._types import Number, OneOf, WholeNumber
     type=Number(min=0, min_open=True, max=1),
     default=0.5,
     show_default=True,
-    help="Publish all weights if the differences are a larger share of them.",
+    help="Publish all weights if the differences are larger than this share of the weights.",
 )
 @click.option(
     "--keep-full",
@@ -65,7 +67,7 @@ from ckstore_cli._types import Number, OneOf, WholeNumber
     show_default=True,
     help="Number of versions with all weights to keep; versions older than these are removed.",
 )
-@click.option("--once", is_flag=True, help="Publish the newest checkpoint and end. Otherwise wait for further ones.")
+@click.option("--once", is_flag=True, help="Publish the newest checkpoint and end. Otherwise wait for new checkpoints.")
 @click.option("--remote", metavar="NAME", help="Also publish new checkpoints of this remote.")
 @click.option(
     "--poll",
@@ -81,9 +83,10 @@ def publish(frame: Frame, run: str, directory: Path, *, once: bool, **options: A
     DIR gets the directories weight_v000001, weight_v000002 and so on, which
     SGLang's /pull_weights reads. The newest version has the weights of the newest
     checkpoint. A version has only the differences from the previous one, or all
-    weights, for example the first one. The printed line says why it has all.
+    weights, for example the first one.
 
-    One line is printed for each version, with --json one document.
+    One line is printed for each version, with --json one document. If a version
+    has all weights, its line gives the reason.
 
     \b
     Example:

@@ -33,12 +33,12 @@ def du(frame: Frame, run: str | None, also: str | None) -> None:
     """Show the disk usage of each run, or of each checkpoint of RUN.
 
     LOGICAL is the size of the data without sharing. ALONE is the size of blobs that
-    only this run or checkpoint uses, which deleting it frees. SHARED is its share of
-    blobs that others also use, such as a third of a blob in three checkpoints. Each
-    of these columns adds up to its TOTAL. PACKED is data that only this run or
-    checkpoint uses, in packs of small tensors that others need. Deleting it does
-    not free that data. The largest ALONE comes first. In a store with one run, the
-    command shows the checkpoints of this run.
+    only this run or checkpoint uses, which deleting it frees. SHARED is the share of
+    this run or checkpoint in blobs that others also use, such as a third of a blob
+    in three checkpoints. Each of these columns adds up to its TOTAL. PACKED is data
+    that only this run or checkpoint uses, in packs of small tensors that others
+    need. Deleting it does not free that data. The largest ALONE comes first. In a
+    store with one run, the command shows the checkpoints of this run.
 
     \b
     Example:

@@ -58,9 +58,10 @@ def log(  # noqa: PLR0917 - one for each option
     """List the checkpoints, the newest first.
 
     SIZE is the size of the data in a checkpoint, NEW the bytes that its save added
-    to the store. The order is that of the saves, even if a run went back to an
-    earlier step. If a step was saved again, only its newest checkpoint is listed.
-    --all also lists the superseded ones. In a pipe, each checkpoint is one line.
+    to the store. Checkpoints are listed in the order of their saves, even if a run
+    went back to an earlier step. If a step was saved again, only its newest
+    checkpoint is listed. --all also lists the superseded ones. In a pipe, each
+    checkpoint is one line.
 
     \b
     Marks of a checkpoint:

@@ -24,7 +24,7 @@ from ckstore_cli._frame import Frame, UserPath, framed
 def report(frame: Frame, output: Path) -> None:
     """Write an HTML page about the store, which works without a network.
 
-    It shows the checkpoints of each run over time with their metrics, new and
+    The page shows the checkpoints of each run over time with their metrics, new and
     reused bytes, the disk usage of each run, the checkpoints that each rule keeps
     and drops, the changed and the largest tensors, and the findings of ckstore
     doctor. Nothing in the store is changed.

@@ -20,7 +20,7 @@ def annotate(frame: Frame, ref: str, metrics: dict[str, float], note: str | None
     """Add metrics and a note to the checkpoint REF.
 
     Use it for the metrics of an evaluation, for example. ckstore log shows them,
-    and --keep-best uses them. A new value replaces the old one of a metric.
+    and --keep-best uses them. A new value of a metric replaces the old value.
 
     \b
     Example:

@@ -263,7 +263,7 @@ def take_over(frame: Frame, name: str, run: str) -> None:
 @click.argument("directory")
 @framed
 def convert(frame: Frame, name: str, new: str, directory: str) -> None:
-    """Copy the store NAME, which a draft version pushed to, into a remote.
+    """Copy NAME, a store to which a draft version pushed, into a remote.
 
     The new remote NEW in DIRECTORY replaces NAME in this store, also as the mirror.
     The store NAME itself is not changed.

@@ -33,8 +33,9 @@ def prune(frame: Frame, /, run: str | None, dry_run: bool, now: bool, **rules: A
 
     ckstore undo can restore dropped checkpoints for a day (undo-by-hand of ckstore
     config).
-    After that, or at once with --now, their space is freed as by ckstore gc. On a
-    shared filesystem, only ckstore gc --exclusive frees space at once.
+    After that, or at once with --now, their space is freed in the same way as by
+    ckstore gc. On a shared filesystem, only ckstore gc --exclusive frees space at
+    once.
 
     \b
     Example:

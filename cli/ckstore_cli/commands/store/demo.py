@@ -25,9 +25,10 @@ def demo(ctx: click.Context, /, **options: Any) -> None:
     """Train a small model, kill it during a save, resume it, and prove that nothing was lost.
 
     The demo trains a small GPT on the source code of Python's standard library,
-    kills it with kill -9 while it saves, and resumes it from the store. Its weights
-    are then equal, bit for bit, to those of a run without interruption. The demo
-    also drops old checkpoints while a process still reads one. It requires torch.
+    kills it with kill -9 while it saves, and resumes it from the store. The resumed
+    weights are then equal, bit for bit, to those of a run without interruption. The
+    demo also drops old checkpoints while a process still reads one. It requires
+    torch.
 
     \b
     Example:

@@ -43,7 +43,7 @@ def doctor(frame: Frame, leaks: bool) -> None:  # noqa: FBT001 - click's
     \b
     Exit status:
       0  no finding is an error, or --leaks is done
-      1  a finding is an error, so the store cannot keep a promise
+      1  a finding is an error, so the store cannot give one of its guarantees
       2  wrong usage
       4  no such store
     """

@@ -42,8 +42,8 @@ def init(frame: Frame, path: Path | None, hash_name: str, chunk_bytes: int | Non
     """Make an empty store at PATH.
 
     PATH defaults to --store, CKSTORE_PATH, or .ckstore in the current directory,
-    which is where the other commands look. The command tests the filesystem. It
-    warns about each guarantee that the filesystem cannot give, and fails if the
+    where the other commands search for a store. The command tests the filesystem.
+    It warns about each guarantee that the filesystem cannot give, and fails if the
     filesystem cannot hold a store.
 
     \b
