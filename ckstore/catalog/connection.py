@@ -162,7 +162,7 @@ def examine(path: Path, *, alone: bool) -> Examined:
         raise unavailable(path, "is missing", "missing") from error
     except OSError as error:
         raise unavailable(path, f"cannot be examined: {error.strerror}", "unreadable") from error
-    raise unavailable(path, f"is not as ckstore leaves it: {strange}", "damaged")
+    raise unavailable(path, f"has files that ckstore would not have left: {strange}", "damaged")
 
 
 _SAFE_BLOCK_BYTES = 4096
@@ -556,7 +556,7 @@ def _translated(path: Path, *, for_writing: bool) -> Iterator[None]:
     except NotOfItsForm as error:
         raise unavailable(path, f"cannot be used: {error}", "damaged") from error
     except UnicodeDecodeError as error:  # SQLite does not check texts
-        raise unavailable(path, f"cannot be used: it holds text that is not UTF-8: {error}", "damaged") from error
+        raise unavailable(path, f"cannot be used: it has text that is not UTF-8: {error}", "damaged") from error
     except sqlite3.Error as error:
         # The low byte is the kind of the error. The other bytes only show where SQLite detected the error.
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
@@ -566,8 +566,8 @@ def _translated(path: Path, *, for_writing: bool) -> Iterator[None]:
         # IOERR and CANTOPEN can have other causes, so `has_room` tries to write a file.
         if code in _FULL and (code == sqlite3.SQLITE_FULL or not files.has_room(path.parent, _TRIED_BYTES)):
             msg = f"the catalog {path} cannot be written: the disk, or a quota on it, is full"
-            raise CatalogFull(msg, hint="free space there, or raise the quota") from error
+            raise CatalogFull(msg, hint="free space on that disk, or raise the quota") from error
         if code == sqlite3.SQLITE_INTERRUPT:  # the counter of steps has stopped the statement
-            found = "cannot be used: a statement takes more steps than it would in a sound catalog of this size"
+            found = "cannot be used: a statement takes more steps than it would in an intact catalog of this size"
             raise unavailable(path, found, "damaged") from error
         raise unavailable(path, f"cannot be used: {error}", "damaged" if code in _DAMAGED else "unreadable") from error

@@ -78,7 +78,7 @@ def decompress(frame: Buffer, nbytes: int) -> bytes:
         # The size is checked first, since the library allocates the size that the header claims.
         claimed = package.frame_content_size(frame)
         if claimed != nbytes:
-            raise DamagedBlob(f"a zstd frame says that it has {claimed} bytes, wanted {nbytes}")
+            raise DamagedBlob(f"a zstd frame claims {claimed} bytes, wanted {nbytes}")
         data = decompressor.decompress(frame, max_output_size=nbytes, allow_extra_data=False)
     except package.ZstdError as error:
         raise DamagedBlob(f"a zstd frame is damaged: {error}") from error

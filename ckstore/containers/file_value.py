@@ -41,7 +41,7 @@ def read_value(file: RandomAccess) -> FileValue:
     if looks_like_legacy(file):
         legacy = read_legacy(file)
         return FileValue(legacy.value, legacy.spans, legacy.pickle_bytes)
-    found = "a tar archive, as torch once wrote" if _looks_like_tar(file) else "another, or a pickle of its own"
+    found = "a tar archive of an old torch" if _looks_like_tar(file) else "another file, or a plain pickle"
     return refuse("the file", "a safetensors file, or one that torch.save wrote", found)
 
 

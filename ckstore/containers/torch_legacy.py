@@ -85,7 +85,7 @@ def _parse(data: bytes) -> tuple[Any, list[Any], int, dict[str, Storage]]:
         refuse("the head of the file", f"the magic number and version {VERSION}", shown(version))
     # Elements from a big-endian machine would be read with their bytes reversed.
     if type(machine) is not dict or machine.get("little_endian") is not True:
-        refuse("the facts of the machine", "little_endian", "something else")
+        refuse("the machine information", "little_endian", "something else")
     storages: dict[str, Storage] = {}
     value, at = _next(data, at, storages)
     keys, at = _next(data, at)

@@ -43,7 +43,7 @@ _HINTS: tuple[tuple[type | tuple[type, ...], str], ...] = (
     ((types.ModuleType, types.GeneratorType), "leave it out"),
 )
 _HINTS_BY_NAME = {
-    "torch.utils.data.dataloader.DataLoader": "use StatefulDataLoader of torchdata, which keeps its place",
+    "torch.utils.data.dataloader.DataLoader": "use StatefulDataLoader of torchdata, which saves its position",
     "omegaconf.dictconfig.DictConfig": "store omegaconf.OmegaConf.to_container(value)",
     "omegaconf.listconfig.ListConfig": "store omegaconf.OmegaConf.to_container(value)",
     "torch._C.Generator": "store value.get_state()",
@@ -94,8 +94,9 @@ def refuse_in_optimizer(value: object, path: str) -> NoReturn:
     """
     kind = type_name(type(value))
     reason = f"{kind} in the state of an optimizer cannot be stored as its state_dict()"
-    reason += ": the optimizer would get back a dict"
-    raise CannotStore(path, reason, hint=f"take state_dict off its class, and allow it: {how_to_allow(type(value))}")
+    reason += ": the optimizer would get a dict instead of the object"
+    hint = f"remove state_dict from its class, and allow the class: {how_to_allow(type(value))}"
+    raise CannotStore(path, reason, hint=hint)
 
 
 def refuse_key(key: object, path: str, reason: str) -> CannotStore:

@@ -270,7 +270,7 @@ class Walk:
             self._optimizer_state = f"{join_key(path, 'state')}["  # its keys are indexes of parameters
         if self._owners:
             outer, inner = type_name(self._owners[-1]), type_name(type(value))
-            told = f"load_state_dict of {outer} gets it in place of the {inner}"
+            told = f"load_state_dict of {outer} gets this dict instead of the {inner}"
             self.left_out.append(f"{plain(path)} is stored as its state_dict() ({told})")
         with self._inside(value, path, "leave the object out of its own state_dict()"):
             self._owners.append(type(value))
@@ -285,7 +285,7 @@ class Walk:
         try:
             data = bytes(value) if isinstance(value, bytearray) else value.getvalue()
         except ValueError as error:
-            reason = "a closed io.BytesIO, which has no bytes any more, cannot be stored"
+            reason = "a closed io.BytesIO, which no longer has its bytes, cannot be stored"
             raise CannotStore(path, reason, hint="save before it is closed, or leave it out") from error
         return encode_held_bytes(kind, data) if len(data) <= BYTES_INLINE_MAX else self._text(kind, path, data)
 

@@ -69,7 +69,7 @@ def put_together(kind: str, tensors: Mapping[str, object], extra: Any, path: str
     """Build a tensor from its parts and its extra data."""
     name = plain(path) or "the state itself"
     if not all(isinstance(part, torch.Tensor) for part in tensors.values()):
-        raise BadInput(f"{name}: a tensor of kind {kind} has parts that are no tensors", hint="select other names")
+        raise BadInput(f"{name}: a tensor of kind {kind} has parts that are not tensors", hint="select other names")
     parts: dict[str, Any] = dict(tensors)
     try:
         # Without `check_invariants`, indices of a damaged or hostile checkpoint could make torch access other memory.
@@ -105,7 +105,7 @@ def _has_protocol(kind: Any) -> bool:
 
 _BY_CLASS = {
     "DTensor": "save it with ckstore.integrations.dcp, or store value.full_tensor()",
-    "FakeTensor": "save outside FakeTensorMode: there is nothing in it",
+    "FakeTensor": "save outside FakeTensorMode: a fake tensor has no data",
     "UninitializedParameter": "run a lazy module once before saving, so that it gets its shape",
     "UninitializedBuffer": "run a lazy module once before saving, so that it gets its shape",
     "NestedTensor": "store list(value.unbind())",

@@ -86,7 +86,7 @@ def test_a_statement_that_takes_too_many_steps_or_gives_too_many_rows_is_damage(
     asked = [ask(f"{EVER} max(i) FROM n"), ask(f"{EVER} i FROM n"), ask("SELECT zeroblob(100000000)")]
 
     assert [error.why for error in asked] == ["damaged"] * 3
-    assert "takes more steps than it would in a sound catalog" in str(asked[0])
+    assert "takes more steps than it would in an intact catalog" in str(asked[0])
     assert "wanted no more rows and text than the file can hold" in str(asked[1])
     assert "wanted no more rows and text than the file can hold" in str(asked[2])
 

@@ -192,7 +192,7 @@ def test_what_is_kept_for_no_parameter_of_the_optimizer_is_a_difference(store: S
     store.save({"optim": saved}, 1)
     _, target = make()
 
-    with pytest.raises(DoesNotFit, match="what is kept for one of 4 parameters wanted, found another key") as caught:
+    with pytest.raises(DoesNotFit, match="the state of one of 4 parameters wanted, found another key") as caught:
         store.load_into({"optim": target}, 1)
     name = "optim.state[7]" if key == 7 else f"optim.state.{key}"
     assert list(caught.value.mismatched) == [name]
@@ -393,8 +393,9 @@ def test_ranks_that_may_differ_are_named_by_one_warning(pair: Group, store: Stor
     given = {"store": str(store.path), "kind": "a random state", "differs": True, "if_ranks_differ": "warn"}
     said = pair.call("save_values", step=1, **given)
 
+    refused = "ranks have different values under one name, and a checkpoint stores only one of them"
     assert said == [
-        ["ranks have different values under one name, and a checkpoint keeps one: own (rank 0 and rank 1)"],
+        [f"{refused}: own (rank 0 and rank 1)"],
         [],
     ]
     assert {"of.0", "of.1"} <= set(store.load(1))
@@ -461,7 +462,7 @@ def test_an_object_in_the_state_of_another_is_named_once(store: Store, captured:
     wanted = f"{name}.after is stored as its state_dict() (load_state_dict of "
     assert len(said) == 1
     assert said[0].startswith(wanted)
-    assert "_Warmup gets it in place of the torch.optim.lr_scheduler.StepLR)" in said[0]
+    assert "_Warmup gets this dict instead of the torch.optim.lr_scheduler.StepLR)" in said[0]
     assert isinstance(store.load()[name]["after"], dict)
     check_store(store.path)
 

@@ -69,7 +69,7 @@ STRICT = [
         "numbers.get(key, key)",
         "key",
         f"{_LOADS}::test_numbers_that_are_keys_stay_numbers_and_the_optimizer_goes_on",
-        "what is kept for one of",
+        "the state of one of",
     ),
     Mutant(
         "moments without a parameter are refused",

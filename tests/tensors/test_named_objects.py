@@ -169,9 +169,11 @@ def test_an_object_that_an_optimizer_would_get_back_as_a_dict_is_refused(tmp_pat
     optimizer.state[weight]["projector"] = WithState(3)
     store = Store.init(tmp_path / "store")
 
-    with pytest.raises(CannotStore, match=r"o\.state\[0\]\.projector: .*WithState in .* get back a dict") as caught:
+    with pytest.raises(
+        CannotStore, match=r"o\.state\[0\]\.projector: .*WithState in .* get a dict instead of the object"
+    ) as caught:
         store.save({"o": optimizer})
-    line = caught.value.hint.partition("allow it: ")[2]
+    line = caught.value.hint.partition("allow the class: ")[2]
     assert line == f"from {__name__} import WithState; ckstore.add_safe_globals([WithState])"
     store.save({"p": WithState(3), "list": [WithState(3)]})
 

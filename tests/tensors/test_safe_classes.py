@@ -203,7 +203,7 @@ def test_an_object_that_contains_itself_or_lacks_a_field_is_refused() -> None:
 
     with pytest.raises(CannotStore, match=r"a.inner\[0\]: contains itself"):
         capture({"a": endless})
-    with pytest.raises(CannotStore, match="has no value for weight"):
+    with pytest.raises(CannotStore, match="cannot be stored, because the field weight has no value"):
         capture({"a": object.__new__(Slotted)})
 
 

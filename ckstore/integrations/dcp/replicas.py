@@ -83,7 +83,7 @@ def differing(digests: Sequence[Mapping[str, str]]) -> str:
     if not found:
         return ""
     said = some_of([f"{name} (rank {one} and rank {other})" for name, (one, other) in found.items()])
-    return f"ranks have different values under one name, and a checkpoint keeps one: {said}"
+    return f"ranks have different values under one name, and a checkpoint stores only one of them: {said}"
 
 
 def refuse_differing(digests: Sequence[Mapping[str, str]]) -> None:

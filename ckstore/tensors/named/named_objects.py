@@ -86,7 +86,9 @@ def taken_apart(value: Any, path: str) -> tuple[str, dict[str, Any]] | None:
         return name_of(kind), dict(zip(kind._fields, value, strict=True))
     names = [field.name for field in dataclasses.fields(kind)] if dataclasses.is_dataclass(kind) else []
     if lacking := [name for name in names if not hasattr(value, name)]:
-        raise CannotStore(path, f"{type_name(kind)} has no value for {', '.join(lacking)}: it", hint="set it")
+        fields = f"the field {lacking[0]} has" if len(lacking) == 1 else f"the fields {', '.join(lacking)} have"
+        reason = f"{type_name(kind)} cannot be stored, because {fields} no value"
+        raise CannotStore(path, reason, hint="set every field before saving")
     # `__dict__` is not sufficient, because a field may be a slot, or have its default value in the class.
     found = {name: getattr(value, name) for name in names}
     for name, slot in _slots(kind).items():

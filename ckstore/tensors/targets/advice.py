@@ -115,7 +115,7 @@ def _target_is_a_part(load: Load) -> Iterator[str]:
     found = load.found
     if load.terms.keep is not None and not found.missing:
         for key in found.unexpected[:1]:
-            yield f"give the target its place in the state, {{{plain(key)!r}: target}}"
+            yield f"pass the target under its key, {{{plain(key)!r}: target}}"
     wanted = [plain(name) for name in found.missing]
     names = {leaf.name for leaf in load.manifest.leaves}
     wrapper = front(wanted) if wanted else ""
@@ -137,7 +137,7 @@ def _checkpoint_is_a_part(load: Load) -> Iterator[str]:
         if not names or not isinstance(key, str):
             continue
         if names & has and (names <= has or has <= names):  # a file has only one name of tied tensors
-            yield f"load_into(target[{key!r}], …) loads it: what was saved is the state of that part"
+            yield f"load_into(target[{key!r}], …) loads it: the checkpoint has only the state of that part"
         elif prefixed <= has:
             yield f"load_into(target[{key!r}], …, rename={ {f'{key}.': ''}!r}) loads it"
 

@@ -114,7 +114,7 @@ class _Module:
                 self.comparison.differences.partial.setdefault(join_key(self.path, owner), kind)
                 lost.add(owner)
         for owner in lost:
-            self.comparison.mismatch(join_key(self.path, owner), "a tensor alone", "one that has parts")
+            self.comparison.mismatch(join_key(self.path, owner), "a plain tensor", "a tensor with parts")
         return lost
 
     def plan(self) -> None:

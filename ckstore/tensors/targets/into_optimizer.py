@@ -267,7 +267,7 @@ class _Optimizer:
         # An optimizer of torch would load an unknown key and never use it. Other optimizers may have additional keys.
         if key not in self.parameters and (self._is_torchs or type(key) is int):
             parameters = counted(len(self.parameters), "parameter")
-            self.comparison.mismatch(name_below(self.path, key), f"what is kept for one of {parameters}", "another key")
+            self.comparison.mismatch(name_below(self.path, key), f"the state of one of {parameters}", "another key")
             return False
         indexes = list(leaf_numbers(node))
         inside = _below(node, "parts") | _below(node, "object")  # these leaves have other shapes than the parameter

@@ -212,7 +212,7 @@ class Comparison:
         pairs = list(zip_longest(leaf_numbers(node), leaf_numbers(item)))
         if all(None not in pair and self.have_same_values(*pair) for pair in pairs):
             return False
-        self.mismatch(name, f"the values of {plain(first)}, to which it is tied,", "other ones")
+        self.mismatch(name, f"the values of {plain(first)}, to which it is tied,", "other values")
         return True
 
     def have_same_values(self, one: int, other: int) -> bool:

@@ -251,7 +251,7 @@ def test_all_that_is_refused_is_named_and_the_rest_can_be_selected(store: Store,
     [
         (b"", "wanted a safetensors file, or one that torch.save wrote"),
         (b"hello", "wanted a safetensors file, or one that torch.save wrote"),
-        (pickle.dumps({"a": 1}), "found another, or a pickle of its own"),
+        (pickle.dumps({"a": 1}), "found another file, or a plain pickle"),
         (pickle_file(b"\x80\x02}"), "the pickle: wanted an opcode"),
         (pickle_file(pickle.dumps({"a": 1}), byteorder=b"big"), "wanted little"),
         (pickle_file(pickle.dumps([[]] * 9)).replace(b"a/data.pkl", b"a/data.xyz"), "wanted one that torch.save wrote"),

@@ -250,7 +250,7 @@ def test_a_part_that_has_all_names_of_the_target_is_suggested(store: Store) -> N
 
     assert "load_into({'state_dict': target}, …, select='state_dict') loads the part" in caught.value.hint
     assert "'ema'" not in caught.value.hint
-    assert "give the target its place in the state, {'state_dict': target}" in selected.value.hint
+    assert "pass the target under its key, {'state_dict': target}" in selected.value.hint
     assert "select='state_dict', rename={'': 'module.'}) loads the part" in wrapped.value.hint
     assert_same(linear.state_dict()["weight"], fresh.state_dict()["weight"])
 
@@ -261,7 +261,7 @@ def test_a_state_that_is_one_part_of_the_target_is_said_to_be_so(store: Store) -
     store.save({f"net.{name}": value for name, value in flat.items()}, step=2)
     target: dict[str, Any] = {"model": linear(2, 3), "net": linear(2, 3), "optimizer": {}}
 
-    assert refused(store, target).hint.startswith("load_into(target['model'], …) loads it: what was saved is")
+    assert refused(store, target).hint.startswith("load_into(target['model'], …) loads it: the checkpoint has only")
     assert "load_into(target['net'], …, rename={'net.': ''}) loads it" in refused(store, target, 2).hint
     store.load_into(target["model"], 1)
     store.load_into(target["net"], 2, rename={"net.": ""})
@@ -687,7 +687,7 @@ def test_two_names_of_one_tensor_in_a_dict_need_the_same_values(zeros: Callable[
     own = zeros(8)
     target = {"embed": own, "head": own}
 
-    with pytest.raises(DoesNotFit, match="head: the values of embed, to which it is tied, wanted, found other ones"):
+    with pytest.raises(DoesNotFit, match="head: the values of embed, to which it is tied, wanted, found other values"):
         store.load_into(target, 1)
 
     assert not own.any()

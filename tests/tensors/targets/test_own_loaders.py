@@ -192,7 +192,7 @@ def test_parts_of_a_quantized_weight_are_named_and_the_weight_is_left_alone() ->
 
     assert differences(plan) == {
         "unexpected": [r"weight\.absmax", r"weight\.quant_state"],
-        "mismatched": {"weight": "a tensor alone wanted, found one that has parts"},
+        "mismatched": {"weight": "a plain tensor wanted, found a tensor with parts"},
         "partial": {"weight": "torch.nn.parameter.Parameter"},
     }
     assert_same(before, values(target))
