@@ -61,7 +61,7 @@ def test_a_rank_that_is_there_and_does_not_take_part_is_named(
 def test_a_rank_whose_disk_hangs_fails_the_save_on_all_before_the_group_is_lost(warm: Path, tmp_path: Path) -> None:
     store = Store.init(tmp_path / "store")
     with Group(2, tmp_path, CASES, WAITS_S, warm / "python") as group:
-        for rank, where, said in ((1, "create_blob", "was not published"), (0, "sync_open_directory", "is not known")):
+        for rank, where, said in ((1, "create_blob", "was not published"), (0, "sync_open_directory", "it is unknown")):
             hangs = {"store": str(store.path), "step": 1 + rank, "rank": rank, "where": where}
             answers = group.call("save_on_a_disk_that_hangs", **hangs)
 
