@@ -121,9 +121,11 @@ def _changed(
     names = [name for name in sorted(after.weights) if before.weights[name].stored != after.weights[name].stored]
     workers = Workers(threads)
     begun: deque[Future[_ChangedWeight | None]] = deque()
+    spare: list[memoryview] = []  # at most two buffers for each thread
     try:
         for name in names:
-            begun.append(workers.submit(_difference, before.weights[name], after.weights[name], form, most_bytes))
+            weights = before.weights[name], after.weights[name]
+            begun.append(workers.submit(_difference, *weights, form, most_bytes, spare))
             if len(begun) >= _AHEAD * threads and (one := workers.result(begun.popleft())) is not None:
                 yield one
         while begun:
@@ -133,22 +135,27 @@ def _changed(
         workers.stop()
 
 
-def _base_parts(weight: Weight, cuts: Iterable[WeightCut]) -> Generator[memoryview]:
+def _base_parts(weight: Weight, cuts: Iterable[WeightCut], spare: list[memoryview]) -> Generator[memoryview]:
     """Yield the bytes of the previous version. Damage is recorded for its checkpoint, not for the newer one."""
     try:
-        yield from weight.parts(cuts, weight.cast())
+        yield from weight.parts(cuts, weight.cast(), spare)
     except (CkstoreError, OSError) as error:
         raise UnreadableBase(str(error)) from error
 
 
-def _difference(before: Weight, after: Weight, form: DifferenceForm, most_bytes: float) -> _ChangedWeight | None:
+def _difference(
+    before: Weight, after: Weight, form: DifferenceForm, most_bytes: float, spare: list[memoryview]
+) -> _ChangedWeight | None:
     """Return the difference of one tensor, or None if its bytes are equal."""
     checksum = xxhash.xxh3_128()
     frame = XorFrame(after.tensor.nbytes) if form == "xor" else OverwriteFrame(most_bytes)
     cuts, cast = after.cuts(before), after.cast()
     changed = (cut for cut in cuts if not cut.is_unchanged)
     # Close both generators here, because the traceback of an error would keep them and their open blobs alive.
-    with closing(_base_parts(before, changed)) as old_parts, closing(after.parts(cuts, cast)) as new_parts:
+    with (
+        closing(_base_parts(before, changed, spare)) as old_parts,
+        closing(after.parts(cuts, cast, spare)) as new_parts,
+    ):
         for cut, new in zip(cuts, new_parts, strict=True):
             # The checksum includes unchanged bytes, because engines check the whole tensor.
             checksum.update(new)

@@ -128,12 +128,15 @@ class Weight:
             for band in bands(record.tiling.blocks)
         }
 
-    def parts(self, cuts: Iterable[WeightCut], cast: DtypeCast | None) -> Generator[memoryview]:
+    def parts(
+        self, cuts: Iterable[WeightCut], cast: DtypeCast | None, spare: list[memoryview]
+    ) -> Generator[memoryview]:
         """Yield its row-major bytes at these cuts, verified and in the dtype in which they are published.
 
-        Each yielded part is valid until the next part is requested.
+        Each yielded part is valid until the next part is requested or the generator is closed. `spare` has buffers as
+        in `RangeReader`.
         """
-        with RangeReader(self.directory) as reader, self.directory.reporting_damage():
+        with RangeReader(self.directory, spare) as reader, self.directory.reporting_damage():
             reader.begin(self.leaf.storage)
             whole: memoryview | None = None
             for cut in cuts:

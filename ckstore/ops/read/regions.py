@@ -13,6 +13,7 @@ from itertools import accumulate
 from operator import attrgetter
 from typing import Literal, Self
 
+from ckstore.fs.buffers import GRAIN_BYTES, aligned_buffer
 from ckstore.model.manifest.manifest import Extent, StorageRecord, Tiling
 from ckstore.model.manifest.tensor_cuts import Band, Block, Sizes, bands, flat_start, span
 from ckstore.objects.checkpoints import CheckpointDirectory
@@ -201,12 +202,18 @@ class RangeReader:
 
     A unit (a piece, or a band of tiles) is read and checked as a whole. Bytes before the last range are dropped, so
     memory use is one range and one unit.
+
+    Args:
+        directory: An open checkpoint.
+        spare: Buffers that earlier readers have released. This reader uses one of them if it is large enough, and
+            releases its own buffer there. If None, its buffer is freed.
     """
 
-    def __init__(self, directory: CheckpointDirectory) -> None:
+    def __init__(self, directory: CheckpointDirectory, spare: list[memoryview] | None = None) -> None:
         self._directory = directory
         self._pieces = PieceReader(directory)
         self._region: RegionReader | None = None
+        self._spare = spare
         self._buffer = memoryview(b"")
         self._low = self._high = 0
 
@@ -250,7 +257,12 @@ class RangeReader:
         if len(kept) + nbytes > len(self._buffer):
             # Allocate enough for a range and a unit, so that the buffer rarely grows. While it grows, the old and the
             # new buffer take memory at the same time.
-            self._buffer = memoryview(bytearray(max(len(kept), RANGE_BYTES) + nbytes))
+            wanted_bytes = max(len(kept), RANGE_BYTES) + nbytes
+            # The kernel fills new memory with zeros, which can take longer than reading. So a released buffer is used
+            # again, and a new one has huge pages.
+            self._buffer = self._spare.pop() if self._spare else memoryview(b"")
+            if len(self._buffer) < wanted_bytes:
+                self._buffer = aligned_buffer(-(-wanted_bytes // GRAIN_BYTES) * GRAIN_BYTES)
         # Keep these bytes, so that a piece in two ranges is read and hashed only once.
         self._buffer[: len(kept)] = kept
         self._low = keep_from
@@ -260,3 +272,6 @@ class RangeReader:
 
     def __exit__(self, *_: object) -> None:
         self._pieces.close()
+        if self._spare is not None:
+            self._spare.append(self._buffer)
+            self._buffer = memoryview(b"")
