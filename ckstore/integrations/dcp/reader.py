@@ -34,12 +34,14 @@ from ckstore.errors import BadInput, NoSuchRef
 from ckstore.integrations.dcp.lineages import open_again
 from ckstore.integrations.dcp.optimizers import SavedOptimizers
 from ckstore.integrations.dcp.replicas import refuse_different_checkpoints
+from ckstore.interpreter import python_gc_paused
 from ckstore.model.manifest.dtypes import TORCH_ITEMSIZE
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.manifest import LeafRecord
 from ckstore.model.manifest.tensor_cuts import block_of, in_bytes
 from ckstore.model.training_identity import Parent
 from ckstore.objects.checkpoints import CheckpointDirectory
+from ckstore.objects.pieces import PieceReader
 from ckstore.ops.api_calls import api_call
 from ckstore.ops.read.common_pieces import HeldExtents, unchanged
 from ckstore.ops.read.dcp_entries import StateValue, entries_of
@@ -165,22 +167,21 @@ class CkstoreReader(StorageReader):
 
 @api_call
 def _metadata(store: Store, info: CheckpointInfo) -> tuple[Metadata, int]:
-    with open_directory(context_of(store), info) as directory:
-        world_size = directory.manifest.world_size
+    with open_directory(context_of(store), info) as directory, python_gc_paused():
         found = entries_of(directory.manifest)
         optimizers = SavedOptimizers(directory.manifest, tuple(found))
-    described: dict[str, Any] = {}
-    for name, one in found.items():
-        leaf = one.tensor
-        if leaf is None:
-            described[name] = BytesStorageMetadata()
-            continue
-        shape = torch.Size(leaf.shape)
-        chunks = [ChunkStorageMetadata(torch.Size([0] * len(shape)), shape)]
-        described[name] = TensorStorageMetadata(TensorProperties(dtype=DTYPES[leaf.dtype]), shape, chunks)
-    paths = {name: one.path for name, one in found.items()}
-    metadata = Metadata(state_dict_metadata=described, planner_data=paths, storage_data=optimizers)
-    return metadata, world_size
+        described: dict[str, Any] = {}
+        for name, one in found.items():
+            leaf = one.tensor
+            if leaf is None:
+                described[name] = BytesStorageMetadata()
+                continue
+            shape = torch.Size(leaf.shape)
+            chunks = [ChunkStorageMetadata(torch.Size([0] * len(shape)), shape)]
+            described[name] = TensorStorageMetadata(TensorProperties(dtype=DTYPES[leaf.dtype]), shape, chunks)
+        paths = {name: one.path for name, one in found.items()}
+        metadata = Metadata(state_dict_metadata=described, planner_data=paths, storage_data=optimizers)
+        return metadata, directory.manifest.world_size
 
 
 @api_call
@@ -224,32 +225,36 @@ def _read_items(
     held: HeldExtents,
 ) -> tuple[int, frozenset[str], set[int]]:
     """Read the values of a plan. Return the number of bytes, and the names and the addresses of the tensors."""
-    found = entries_of(directory.manifest)
+    with python_gc_paused():
+        found = entries_of(directory.manifest)
     names: set[str] = set()
     addresses: set[int] = set()
     reader: RegionReader | None = None
     read_bytes = 0
-    for item in sorted(plan.items, key=lambda item: item.storage_index.fqn):
-        name = item.storage_index.fqn
-        if name not in found:
-            raise NoSuchRef(f"{info.name} has no value named {name!r}")
-        leaf = found[name].tensor
-        if item.type == LoadItemType.BYTE_IO:
-            planner.load_bytes(item, _bytes(directory, found[name]))
-            continue
-        if leaf is None:
-            raise BadInput(f"{name} of {info.name} is not a tensor, and the plan reads it as one")
-        if reader is None or reader.storage != leaf.storage:
-            read_bytes += 0 if reader is None else reader.read_bytes
-            reader = RegionReader(directory, leaf.storage, leaf.name)
-        names.add(leaf.name)
-        target = planner.resolve_tensor(item)
-        if address := address_of(target):
-            addresses.add(address)
-            end_contents([address])
-        if count := _read_tensor(reader, leaf, item, target, held.get(leaf.storage, frozenset())):
-            beyond[name] += count
-        planner.commit_tensor(item, target)
+    with PieceReader(directory) as pieces:  # small tensors share blobs, which remain open
+        for item in sorted(plan.items, key=lambda item: item.storage_index.fqn):
+            name = item.storage_index.fqn
+            if name not in found:
+                raise NoSuchRef(f"{info.name} has no value named {name!r}")
+            leaf = found[name].tensor
+            if item.type == LoadItemType.BYTE_IO:
+                planner.load_bytes(item, _bytes(directory, found[name]))
+                continue
+            if leaf is None:
+                raise BadInput(f"{name} of {info.name} is not a tensor, and the plan reads it as one")
+            if reader is None or reader.storage != leaf.storage:
+                read_bytes += 0 if reader is None else reader.read_bytes
+                reader = RegionReader(directory, leaf.storage, leaf.name, pieces=pieces)
+            names.add(leaf.name)
+            target = planner.resolve_tensor(item)
+            if address := address_of(target):
+                addresses.add(address)
+                end_contents([address])
+            with directory.reporting_damage():
+                count = _read_tensor(reader, leaf, item, target, held.get(leaf.storage, frozenset()))
+            if count:
+                beyond[name] += count
+            planner.commit_tensor(item, target)
     return read_bytes + (0 if reader is None else reader.read_bytes), frozenset(names), addresses
 
 
