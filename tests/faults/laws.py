@@ -18,18 +18,20 @@ from tests.faults.weakfs import Directory, Node, Opening, Tree
 
 LAWS = {
     "D1": (
-        "the bytes of a file are durable, by an fsync on the descriptor that wrote them, before another "
-        "process can see a name of the file"
+        "before another process can see a name of a file, the bytes of the file are made durable by an "
+        "fsync on the descriptor that wrote them"
     ),
     "D2": "a failed fsync is not repeated on the same file",
     "D3": "a blob has its mode and time before its fsync",
-    "N1": "every directory that may have the name of a checkpoint after a power cut is whole",
+    "N1": (
+        "if a directory may have the name of a checkpoint after a power cut, the directory is whole, as defined below"
+    ),
     "N2": "an acknowledged result has its name after a power cut, whatever other processes have made durable",
     "N3": "an acknowledged result has only one name",
     "N4": "the new parent of a rename is made durable before the old one",
     "T1": (
-        "only claims and temporary files in the process's own staging, and the listed exceptions, "
-        "are unlinked outside trash"
+        "outside trash, a process unlinks only claims and temporary files in its own staging, and the "
+        "exceptions that are listed below"
     ),
     "T2": "trash is made durable before anything below it is unlinked",
     "H1": "a mark of damage is removed only after the names in the checkpoint are durable",
