@@ -14,7 +14,7 @@ from tests.support.s3_server import BUCKET, Service
 pytest.importorskip("zstandard")
 EXAMPLE = Path(__file__).parents[2] / "examples" / "rollout.py"
 STEPS = 4
-LINE = re.compile(r"step (\d+) (\w+): (\d+) bytes (?:sent, (\d+) as a safetensors file|came)")
+LINE = re.compile(r"step (\d+) (\w+): (\d+) bytes (?:sent, (\d+) as a safetensors file|received)")
 
 
 def start(warm: Path, service: Service, folder: Path, *words: str) -> subprocess.Popen[str]:
@@ -45,16 +45,16 @@ def test_each_worker_receives_a_step_as_a_hundredth_of_its_size(warm: Path, serv
     first = trainer.stdout.readline()  # from here there is something to follow
     workers = [start(warm, service, tmp_path, "worker") for _ in range(2)]
     sent = lines(trainer, first)
-    came = [lines(worker) for worker in workers]
+    received = [lines(worker) for worker in workers]
 
     assert sorted(sent) == [*range(STEPS)]
     for step in range(1, STEPS):
         digest, nbytes, as_file = sent[step]
-        print(f"step {step}: {as_file} as a file, {nbytes} sent, {[worker.get(step) for worker in came]} came")
+        print(f"step {step}: {as_file} as a file, {nbytes} sent, {[worker.get(step) for worker in received]} received")
         assert nbytes < as_file / 60
-        for worker in came:
+        for worker in received:
             if step in worker and step - 1 in worker:
                 assert worker[step][1] < as_file / 60
             if step in worker:
                 assert worker[step][0] == digest
-    assert all(STEPS - 1 in worker for worker in came)
+    assert all(STEPS - 1 in worker for worker in received)
