@@ -5,12 +5,11 @@ The target and the state are compared first, and the target is changed only if t
 
 from __future__ import annotations
 
-import threading
+import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain
-from weakref import WeakSet
 
 from ckstore.errors import BadInput, DoesNotFit
 from ckstore.interpreter import python_gc_paused
@@ -77,25 +76,25 @@ class TargetContent:
     addresses: frozenset[int] = frozenset()  # the addresses of the tensors and arrays
 
 
-_contents: WeakSet[TargetContent] = WeakSet()
+_contents: set[weakref.ref[TargetContent]] = set()
 """The contents that loads in this process recorded, as long as their tensors have not been loaded into again."""
-_mutex = threading.RLock()  # a signal handler may load while this thread holds it
+# The set is changed and copied by single calls of C code, and no lock is used. A signal handler may load into another
+# target at any moment, and a child may be forked while another thread loads.
 
 
 def end_contents(addresses: Collection[int]) -> None:
     """Mark the contents that earlier loads recorded for these addresses as stale, before a load changes the tensors."""
-    with _mutex:
-        for content in [*_contents]:
-            if not content.addresses.isdisjoint(addresses):
-                content.is_stale = True
-                _contents.discard(content)
+    for reference in _contents.copy():
+        content = reference()
+        if content is not None and not content.addresses.isdisjoint(addresses):
+            content.is_stale = True
+            _contents.discard(reference)
 
 
 def begin_content(content: TargetContent, addresses: Collection[int]) -> None:
     """Record the content of the tensors at these addresses, until the next load into one of these tensors."""
     content.addresses = frozenset(addresses)
-    with _mutex:
-        _contents.add(content)
+    _contents.add(weakref.ref(content, _contents.discard))
 
 
 @brief()

@@ -6,8 +6,11 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 import tempfile
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -18,6 +21,7 @@ from hypothesis import strategies as st
 
 from ckstore import BadInput, DamagedBlob, Store
 from ckstore.integrations import dcp
+from ckstore.ops.read import target_load
 from tests.support.damage import MIB, blobs_by_size, flip
 from tests.support.examples import examples
 from tests.support.requirements import CRASH_FULL
@@ -324,3 +328,45 @@ def test_progress_ends_with_everything(store: Store) -> None:
     report = store.load_into(target, 1, progress=lambda done, everything: shown.append((done, everything)))
     assert shown[-1] == (report.read_bytes, report.read_bytes)
     assert [done for done, _ in shown] == sorted(done for done, _ in shown)
+
+
+def test_a_signal_handler_may_load_from_another_store_at_any_line_of_the_record_of_contents(
+    store: Store, tmp_path: Path
+) -> None:
+    other = Store.init(tmp_path / "other")
+    other.save({"w": np.ones(3)}, 1)
+    store.save({"w": np.zeros(3)}, 1)
+    kept = [store.load_into({"w": np.ones(3)}, 1) for _ in range(2)]
+    parts = {target_load.end_contents.__code__, target_load.begin_content.__code__}
+    seen, wanted = 0, 1
+    loaded: list[Any] = []
+
+    def trace(frame: FrameType | None, event: str, _: object) -> Any:
+        nonlocal seen
+        if event == "line":
+            while frame is not None and frame.f_code not in parts:
+                frame = frame.f_back
+            seen += frame is not None
+            if frame is not None and seen == wanted:
+                signal.raise_signal(signal.SIGUSR1)
+        return trace
+
+    target = {"w": np.ones(3)}
+    before = signal.signal(signal.SIGUSR1, lambda *_: loaded.append(other.load_into({"w": np.zeros(3)}, 1)))
+    tracing = sys.gettrace()
+    report = store.load_into(target, 1)
+    try:
+        while seen >= wanted - 1:
+            seen = 0
+            sys.settrace(trace)
+            try:
+                report, previous = store.load_into(target, 1, since=report), report
+            finally:
+                sys.settrace(tracing)
+            assert report.read_bytes == 0
+            assert store.load_into({"w": np.ones(3)}, 1, since=previous).read_bytes == 24  # it is stale
+            wanted += 1
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert len(loaded) > 2
+    assert len(kept) == 2
