@@ -260,12 +260,20 @@ class RangeReader:
             wanted_bytes = max(len(kept), RANGE_BYTES) + nbytes
             # The kernel fills new memory with zeros, which can take longer than reading. So a released buffer is used
             # again, and a new one has huge pages.
-            self._buffer = self._spare.pop() if self._spare else memoryview(b"")
+            self._buffer = self._released()
             if len(self._buffer) < wanted_bytes:
                 self._buffer = aligned_buffer(-(-wanted_bytes // GRAIN_BYTES) * GRAIN_BYTES)
         # Keep these bytes, so that a piece in two ranges is read and hashed only once.
         self._buffer[: len(kept)] = kept
         self._low = keep_from
+
+    def _released(self) -> memoryview:
+        """Return a released buffer, or empty memory if there is none."""
+        try:
+            # Do not check first, because other threads take buffers from the same list.
+            return memoryview(b"") if self._spare is None else self._spare.pop()
+        except IndexError:
+            return memoryview(b"")
 
     def __enter__(self) -> Self:
         return self
