@@ -13,12 +13,13 @@ from torchtitan.components.checkpointer.base import MODEL
 from torchtitan.components.checkpointer.dcp import AsyncMode
 from torchtitan.tools.utils import GarbageCollection
 
-from ckstore.errors import BadInput, CkstoreError
+from ckstore.errors import BadInput, CkstoreError, DoesNotFit
 from ckstore.integrations import dcp
+from ckstore.integrations.dcp.calls import list_there
 from ckstore.model.settings.retention import RetentionPolicy
 from ckstore.ops.notices import warn
 from ckstore.store import Store
-from ckstore.training.processes import is_first, once_for_all
+from ckstore.training.processes import failing_together, gather, once_for_all, rank_and_world
 
 
 class CkstoreCheckpointManager(CheckpointManager):  # type: ignore[misc]
@@ -58,7 +59,13 @@ class CkstoreCheckpointManager(CheckpointManager):  # type: ignore[misc]
             return
         if not config.store:
             raise BadInput("the configuration names no store", hint='Config(store="runs.ckstore", …)')
-        self.store = Store.open_or_init(config.store)
+        with failing_together("opening the store"):
+            self.store = Store.open_or_init(config.store)
+        stores = gather(self.store.settings.uuid)
+        rank, _ = rank_and_world()
+        # The nodes may have their own stores. One rank prunes each store.
+        self._is_apart = len({*stores.values()}) > 1
+        self._prunes = stores[rank] not in [stores[other] for other in range(rank)]
         self.run = config.run
         self._if_exists = config.if_exists
 
@@ -116,22 +123,33 @@ class CkstoreCheckpointManager(CheckpointManager):  # type: ignore[misc]
     def _load(self, step: int = -1) -> bool:
         """Load a step, or the newest valid checkpoint. Without one, do as torchtitan: load from its folder."""
         # All ranks must load from one source, even if other nodes do not list the newest checkpoints yet.
-        steps = once_for_all(lambda: {info.step for info in self.store.checkpoints(self.run)})
+        ref = f"{self.run}@{'latest-valid' if step == -1 else step}"
+        steps = once_for_all(lambda: self._steps(ref))
         if not steps or (step != -1 and step not in steps):
             loaded: bool = super()._load(step)
             return loaded
-        ref = f"{self.run}@{'latest-valid' if step == -1 else step}"
         is_seed = (max(steps) if step == -1 else step) == 0  # as in torchtitan, step 0 holds only weights
         states = self._states_to_load(is_seed)
         # torchtitan ignores the other values of the checkpoint if only some of them are wanted.
         is_all = not is_seed and not self.exclude_from_loading
-        dcp.load(self.store, states, ref, strict=True if is_all else sorted(states))
+        try:
+            dcp.load(self.store, states, ref, strict=True if is_all else sorted(states))
+        except DoesNotFit as error:
+            # The hint of `dcp.load` names an argument that torchtitan does not have.
+            error.hint = 'exclude_from_loading=["dataloader"], for example, loads the other parts'
+            raise
         self.states[MODEL].load_state_dict(states)
         return True
 
+    def _steps(self, ref: str) -> set[int | None]:
+        """Return the steps of the run in the store of this node, including the step that `ref` names."""
+        if self._is_apart:  # this node may have been replaced, or absent from the last saves
+            list_there(self.store, ref)
+        return {info.step for info in self.store.checkpoints(self.run)}
+
     def _purge_stale_checkpoints(self) -> None:
         """Delete older checkpoints if the configuration limits their number."""
-        if self.keep_latest_k > 0 and is_first():
+        if self.keep_latest_k > 0 and self._prunes:
             try:
                 self.store.prune(RetentionPolicy(keep_last=self.keep_latest_k), run=self.run)
             except CkstoreError as error:  # like torchtitan, continue the training

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from ckstore import Store
+from tests.support.s3_server import BUCKET, KEY, SECRET, s3_service
 from tests.support.stores import check_store
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
@@ -39,8 +41,8 @@ def train(folder: Path, world: int, act: str, last: int, mode: str = "disabled")
     return [json.loads(output.splitlines()[-1]) for output in outputs if output.strip()]
 
 
-def steps(folder: Path) -> list[int | None]:
-    store = Store.open(folder / "store")
+def steps(folder: Path, name: str = "store") -> list[int | None]:
+    store = Store.open(folder / name)
     store.gc()
     check_store(store.path)
     return [info.step for info in store.checkpoints("titan")]
@@ -80,6 +82,11 @@ def test_an_earlier_step_is_loaded_by_its_number_and_a_part_without_the_excluded
     assert train(tmp_path, 2, "second", 2)[0]["resumed_from"] == 2
     part = train(tmp_path, 2, "part", 4)[0]
     assert (part["resumed_from"], part["last_epoch"]) == (4, 0)
+    misfit = train(tmp_path, 2, "misfit", 4)[0]["error"]
+    assert misfit.startswith("DoesNotFit: ")
+    assert "more.step" in misfit
+    assert "exclude_from_loading" in misfit
+    assert "strict" not in misfit
 
 
 def test_as_many_checkpoints_are_kept_as_the_configuration_says(tmp_path: Path) -> None:
@@ -98,6 +105,30 @@ def test_without_a_checkpoint_in_the_store_the_folder_of_torchtitan_is_resumed(t
     straight.mkdir()
     assert loaded[0]["digests"] == train(straight, 2, "whole", 6)[0]["digests"]
     assert loaded[0]["digests"] != of_folder[0]["digests"]
+
+
+def test_other_nodes_with_their_own_stores_resume_from_the_mirror_and_each_store_is_pruned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    monkeypatch.setenv("MIRROR", f"s3://{BUCKET}/run")
+    with s3_service() as service:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://127.0.0.1:{service.port}")
+        Store.open_or_init(tmp_path / "spare", mirror=f"s3://{BUCKET}/run")
+        train(tmp_path, 2, "first", 4)
+        shutil.rmtree(tmp_path / "node0")
+        (tmp_path / "spare").rename(tmp_path / "node0")
+        one_is_new = train(tmp_path, 2, "one-is-new", 4)
+        shutil.rmtree(tmp_path / "node0")
+        shutil.rmtree(tmp_path / "node1")
+        all_are_new = train(tmp_path, 2, "all-are-new", 4)
+        earlier = train(tmp_path, 2, "second", 2)
+        pruned = train(tmp_path, 2, "all-prune", 6)
+
+    assert [result["resumed_from"] for result in one_is_new + all_are_new] == [4] * 4
+    assert [result["resumed_from"] for result in earlier + pruned] == [2, 2, 4, 4]
+    assert steps(tmp_path, "node0") == steps(tmp_path, "node1") == [4, 6]
 
 
 def test_a_configuration_without_a_store_is_refused(tmp_path: Path) -> None:

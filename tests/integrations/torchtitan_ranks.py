@@ -1,7 +1,8 @@
 """One rank of a training with the checkpoint manager, optimizers and schedulers of torchtitan: see test_torchtitan.py.
 
-Arguments: a folder, the rank, the number of ranks, what to do, the save mode of torchtitan, and the last step. The last
-printed line is JSON: the step that it resumed from and the digests of all values by name, or the error.
+Arguments: a folder, the rank, the number of ranks, what to do, the save mode of torchtitan, and the last step. If the
+environment has MIRROR, each rank is on a node with its own store, which has this mirror. The last printed line is JSON:
+the step that it resumed from and the digests of all values by name, or the error.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from torchtitan.components.checkpointer import CheckpointManager
 from torchtitan.components.optimizer import LRSchedulersContainer, OptimizersContainer
 from torchtitan.components.optimizer.optimizer import ParamGroupConfig
 
-from ckstore import CkstoreError
+from ckstore import CkstoreError, Store
 from ckstore.integrations.torchtitan import CkstoreCheckpointManager
+from ckstore.remote.mirror import mirror_process
 
 GLOBAL_BATCH = 8
 STEPS = 6
@@ -80,19 +82,23 @@ def main(arguments: list[str]) -> dict[str, Any]:
         "interval": 2,
         "async_mode": mode,
         "last_save_model_only": False,
-        "keep_latest_k": 2 if act == "prune" else 0,
+        "keep_latest_k": 2 if act.endswith("prune") else 0,
         "exclude_from_loading": ["lr_scheduler"] if act == "part" else [],
     }
     if act == "folder":
         config = CheckpointManager.Config(**options)
     else:
-        config = CkstoreCheckpointManager.Config(**options, store=f"{folder}/store", run="titan")
+        store = f"{folder}/store"
+        if mirror := os.environ.get("MIRROR"):
+            vars(mirror_process)["start"] = lambda *_: None  # a process that mirrors would outlive the test
+            store = Store.open_or_init(f"{folder}/node{rank}", mirror=mirror).path
+        config = CkstoreCheckpointManager.Config(**options, store=str(store), run="titan")
     manager = config.build(
         dataloader=None,
         model_parts=[model],
         optimizers=optimizers,
         lr_schedulers=schedule,
-        states={"train_state": train_state},
+        states={"train_state": train_state, **({"more": TrainState()} if act == "misfit" else {})},
         sd_adapter=None,
         base_folder=folder,
     )
@@ -111,7 +117,7 @@ def main(arguments: list[str]) -> dict[str, Any]:
         manager.maybe_wait_for_staging()
         if act == "killed" and train_state.step == last and rank == world - 1:
             os.kill(os.getpid(), signal.SIGKILL)
-        manager.save(train_state.step, last_step=train_state.step == STEPS and act != "prune")
+        manager.save(train_state.step, last_step=train_state.step == STEPS and not act.endswith("prune"))
     manager.maybe_wait_for_saving()
     found = digests(manager.states)
     dist.barrier()

@@ -331,7 +331,7 @@ def load(
         )
         # If the nodes have their own stores, another node may have saved the checkpoint.
         if not begun and len({*ranks.told}) > 1:
-            ranks.agree(partial(_list_there, reader.store, ref))
+            ranks.agree(partial(list_there, reader.store, ref))
         reader.tried = begun
         try:
             return _load_once(ranks, reader, (state, plain), planner or ComparingPlanner(strict=strict), process_group)
@@ -397,7 +397,7 @@ def _resumed_inexactly(reader: CkstoreReader, given: Settings, plain: dict[str, 
 
 
 @api_call
-def _list_there(store: Store, ref: RefLike) -> None:
+def list_there(store: Store, ref: RefLike) -> None:
     """Make the store of this node list the checkpoint that a ref names on the mirror."""
     context, stores = context_of(store), separate_stores()
     if stores.has_place(context):
