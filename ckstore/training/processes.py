@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -87,7 +87,9 @@ def failing_together(act: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        _gather(_Failure(act, f"{type(error).__name__}: {error}"))
+        # If another rank has died, the other ranks get the error of the backend. This rank knows the cause.
+        with suppress(RuntimeError):
+            _gather(_Failure(act, f"{type(error).__name__}: {error}"))
         raise
 
 

@@ -453,6 +453,11 @@ _RANK = textwrap.dedent("""
             failure_of(lambda: restore(store, 0, model=wanted, strict=False)),
             failure_of(lambda: restore(store, 7, model=wanted)),
         ]))
+    elif act == "lost":
+        dist.barrier()
+        if rank == 0:
+            print(failure_of(lambda: capture(model=model, ref=model)), flush=True)
+        os._exit(0)  # without closing the group
     else:
         loader = Loader(0)
         report = restore(Store.open(f"{folder}/store", readonly=True), model=model, dataloader=loader)
@@ -486,6 +491,14 @@ def test_a_call_that_fails_on_one_rank_fails_on_all(warm: Path, tmp_path: Path) 
     assert of_first[1].startswith("RankFailed: restore failed on rank 1: DoesNotFit: ")
     # Each rank has the error of its own call if it fails on all of them.
     assert [failures[2].partition(":")[0] for failures in (of_first, of_second)] == ["NoSuchRef", "NoSuchRef"]
+
+
+@pytest.mark.slow
+def test_a_call_that_fails_after_another_rank_has_died_raises_its_own_error(warm: Path, tmp_path: Path) -> None:
+    of_first, of_dead = ranks(warm / "python", tmp_path, 2, "lost")
+
+    assert of_first.startswith("BadInput: ref is an argument of restore")
+    assert not of_dead
 
 
 @pytest.mark.slow
