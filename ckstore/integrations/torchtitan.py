@@ -43,14 +43,15 @@ class CkstoreCheckpointManager(CheckpointManager):  # type: ignore[misc]
             store: Path of the store, which is created if it does not exist. If the nodes share no filesystem, the path
                 of the store of this node, as for `ckstore.integrations.dcp.save`.
             run: Name of the run.
-            if_exists: As in `Store.save`, what to do if the run has another checkpoint of the step.
+            if_exists: As in `Store.save`, what to do if the run has another checkpoint of the step. The default is
+                ``"replace"``, because steps are saved again after a load of an earlier step.
             keep_latest_k: After each save, delete all checkpoints of the run but the newest ones, except those with a
                 tag or a pin. If 0, only the policy of the store applies.
         """
 
         store: str = ""
         run: str = "main"
-        if_exists: str = "error"
+        if_exists: str = "replace"
         keep_latest_k: int = 0
 
     def __init__(self, config: Config, **parts: Any) -> None:

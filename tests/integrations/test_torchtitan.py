@@ -89,6 +89,16 @@ def test_an_earlier_step_is_loaded_by_its_number_and_a_part_without_the_excluded
     assert "strict" not in misfit
 
 
+def test_steps_after_an_earlier_step_are_saved_again_and_resumed(tmp_path: Path) -> None:
+    first = train(tmp_path, 2, "first", 4)[0]
+    back = train(tmp_path, 2, "back", 4)[0]
+    again = train(tmp_path, 2, "again", 4)[0]
+
+    assert (back["resumed_from"], again["resumed_from"]) == (2, 4)
+    assert first["digests"] != back["digests"] == again["digests"]
+    assert steps(tmp_path) == [2, 4]
+
+
 def test_as_many_checkpoints_are_kept_as_the_configuration_says(tmp_path: Path) -> None:
     train(tmp_path, 2, "prune", 6)
 

@@ -102,9 +102,9 @@ def main(arguments: list[str]) -> dict[str, Any]:
         sd_adapter=None,
         base_folder=folder,
     )
-    loaded = manager.load(step=2 if act == "second" else -1)
+    loaded = manager.load(step=2 if act in ("second", "back") else -1)
     resumed_from = train_state.step if loaded else None
-    samples = torch.Generator().manual_seed(7)
+    samples = torch.Generator().manual_seed(8 if act == "back" else 7)
     batches = torch.randn(STEPS, GLOBAL_BATCH, 12, generator=samples)
     share = GLOBAL_BATCH // world
     while train_state.step < last:

@@ -268,7 +268,7 @@ class RangeReader:
         self._low = keep_from
 
     def _released(self) -> memoryview:
-        """Return a released buffer, or empty memory if there is none."""
+        """Return a released buffer. If no reader has released one, return empty memory."""
         try:
             # Do not check first, because other threads take buffers from the same list.
             return memoryview(b"") if self._spare is None else self._spare.pop()
