@@ -142,7 +142,7 @@ class CkstoreCheckpointManager(CheckpointManager):  # type: ignore[misc]
         self.states[MODEL].load_state_dict(states)
         return True
 
-    def _steps(self, ref: str) -> set[int | None]:
+    def _steps(self, ref: str) -> set[int]:
         """Return the steps of the run in the store of this node, including the step that `ref` names."""
         if self._is_apart:  # this node may have been replaced, or absent from the last saves
             list_there(self.store, ref)

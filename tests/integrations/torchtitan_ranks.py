@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -88,7 +89,7 @@ def main(arguments: list[str]) -> dict[str, Any]:
     if act == "folder":
         config = CheckpointManager.Config(**options)
     else:
-        store = f"{folder}/store"
+        store = Path(folder, "store")
         if mirror := os.environ.get("MIRROR"):
             vars(mirror_process)["start"] = lambda *_: None  # a process that mirrors would outlive the test
             store = Store.open_or_init(f"{folder}/node{rank}", mirror=mirror).path
