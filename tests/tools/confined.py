@@ -84,7 +84,7 @@ CAPABILITIES = (
             "remote/mirror/nodes_without_shared_store.py",  # implements an interface of `ranks/`
         ),
         frozenset({"rank", "ranks"}),
-        8,
+        9,
     ),
     Capability(
         "saver",

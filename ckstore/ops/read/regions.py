@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from itertools import accumulate
 from operator import attrgetter
 from typing import Literal, Self
@@ -260,20 +261,14 @@ class RangeReader:
             wanted_bytes = max(len(kept), RANGE_BYTES) + nbytes
             # The kernel fills new memory with zeros, which can take longer than reading. So a released buffer is used
             # again, and a new one has huge pages.
-            self._buffer = self._released()
+            self._buffer = memoryview(b"")
+            with suppress(IndexError):  # other threads take buffers from the same list
+                self._buffer = self._spare.pop() if self._spare is not None else self._buffer
             if len(self._buffer) < wanted_bytes:
                 self._buffer = aligned_buffer(-(-wanted_bytes // GRAIN_BYTES) * GRAIN_BYTES)
         # Keep these bytes, so that a piece in two ranges is read and hashed only once.
         self._buffer[: len(kept)] = kept
         self._low = keep_from
-
-    def _released(self) -> memoryview:
-        """Return a released buffer. If no reader has released one, return empty memory."""
-        try:
-            # Do not check first, because other threads take buffers from the same list.
-            return memoryview(b"") if self._spare is None else self._spare.pop()
-        except IndexError:
-            return memoryview(b"")
 
     def __enter__(self) -> Self:
         return self
