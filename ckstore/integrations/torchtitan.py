@@ -123,9 +123,15 @@ class CkstoreCheckpointManager(CheckpointManager):  # type: ignore[misc]
     @torch.no_grad()
     def _load(self, step: int = -1) -> bool:
         """Load a step, or the newest valid checkpoint. Without one, do as torchtitan: load from its folder."""
-        # All ranks must load from one source, even if other nodes do not list the newest checkpoints yet.
         ref = f"{self.run}@{'latest-valid' if step == -1 else step}"
-        steps = once_for_all(lambda: self._steps(ref))
+
+        def listed() -> set[int]:
+            if self._is_apart:  # this node may have been replaced, or absent from the last saves
+                list_there(self.store, ref)
+            return {info.step for info in self.store.checkpoints(self.run)}
+
+        # All ranks must load from one source, even if other nodes do not list the newest checkpoints yet.
+        steps = once_for_all(listed)
         if not steps or (step != -1 and step not in steps):
             loaded: bool = super()._load(step)
             return loaded
@@ -141,12 +147,6 @@ class CkstoreCheckpointManager(CheckpointManager):  # type: ignore[misc]
             raise
         self.states[MODEL].load_state_dict(states)
         return True
-
-    def _steps(self, ref: str) -> set[int]:
-        """Return the steps of the run in the store of this node, including the step that `ref` names."""
-        if self._is_apart:  # this node may have been replaced, or absent from the last saves
-            list_there(self.store, ref)
-        return {info.step for info in self.store.checkpoints(self.run)}
 
     def _purge_stale_checkpoints(self) -> None:
         """Delete older checkpoints if the configuration limits their number."""
