@@ -137,7 +137,7 @@ class CkstoreCheckpointManager(CheckpointManager):  # type: ignore[misc]
             return loaded
         is_seed = (max(steps) if step == -1 else step) == 0  # as in torchtitan, step 0 holds only weights
         states = self._states_to_load(is_seed)
-        # torchtitan ignores the other values of the checkpoint if only some of them are wanted.
+        # For a partial load, torchtitan ignores the other values of the checkpoint, so they must not be an error.
         is_all = not is_seed and not self.exclude_from_loading
         try:
             dcp.load(self.store, states, ref, strict=True if is_all else sorted(states))

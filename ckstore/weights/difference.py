@@ -20,6 +20,7 @@ import xxhash
 from ckstore.codecs.byte_difference import POSITIONS_MOST_BYTES, LargeDifference, OverwriteFrame, XorFrame
 from ckstore.containers.safetensors_write import INDEX_NAME, TensorToWrite, lay_out
 from ckstore.errors import CkstoreError
+from ckstore.fs import files
 from ckstore.ops.call_threads import Workers
 from ckstore.ops.read.export_cast import CastTally
 from ckstore.ops.read.export_files import MARGIN_BYTES, Meter, Work, building
@@ -71,18 +72,18 @@ def write_difference(
         form = "xor"
     with building(after.directory, path, MARGIN_BYTES) as (tree, reader):
         work = Work(after.directory, tree, reader, Meter(0, None), None)
-        files: dict[str, str] = {}
+        file_of: dict[str, str] = {}
         written_bytes = shard_bytes = file_bytes = 0
         shard: list[_ChangedWeight] = []
 
         def write_shard() -> None:
             nonlocal file_bytes, shard_bytes
-            name = f"model-{len({*files.values()}) + 1:05d}.safetensors"
+            name = f"model-{len({*file_of.values()}) + 1:05d}.safetensors"
             tensors = [TensorToWrite(one.name, "U8", (len(one.frame),), len(one.frame)) for one in shard]
             layout = lay_out(tensors, {one.name: one.checksum for one in shard})
             placed = sorted(zip(layout.starts, shard, strict=True), key=lambda pair: pair[0])
             file_bytes += work.small(name, [layout.head, *(one.frame for _, one in placed)]).nbytes
-            files.update((one.name, name) for one in shard)
+            file_of.update((one.name, name) for one in shard)
             shard.clear()
             shard_bytes = 0
 
@@ -106,7 +107,7 @@ def write_difference(
                 "compression_format": "zstd",
                 "checksum_format": "xxh3-128",
             },
-            "weight_map": files,
+            "weight_map": file_of,
         }
         file_bytes += work.small(INDEX_NAME, [json.dumps(index, indent=2).encode()]).nbytes
         file_bytes += work.small(VERSION_NAME, [replace(record, out_of_range=casts.count).rendered()]).nbytes
@@ -140,6 +141,8 @@ def _base_parts(weight: Weight, cuts: Iterable[WeightCut], spare: list[memoryvie
     try:
         yield from weight.parts(cuts, weight.cast(), spare)
     except (CkstoreError, OSError) as error:
+        if isinstance(error, OSError) and error.errno in files.NOT_OF_THE_FILE:
+            raise  # for example, no memory is left: this says nothing about the previous version
         raise UnreadableBase(str(error)) from error
 
 

@@ -143,7 +143,7 @@ def one_round(mix: str, folder: Path, state_bytes: int) -> Seconds:
     with ExitStack() as last:
         last.callback(shutil.rmtree, place)
         store = last.enter_context(Store.init(place / "store"))
-        # What a process does once, such as imports, is not timed.
+        # Imports, and other work that a process does only once, are not timed.
         store.save({"w": torch.zeros(4)}, run="first")
         store.load("first@latest")
         store.load_into({"w": torch.zeros(4)}, "first@latest")

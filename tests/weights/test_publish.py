@@ -5,6 +5,7 @@ The engine is a stand-in, written from the description of the layout.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -23,6 +24,7 @@ from safetensors.torch import load_file, save_file
 
 from ckstore import BadInput, CkstoreError, CkstoreWarning, DamagedBlob, InUse, NoSuchRef, RetentionPolicy, Store
 from ckstore.fs import files, new_tree
+from ckstore.ops.read import regions
 from ckstore.ops.read.formats.export_pretrained import export_pretrained
 from ckstore.provisional import WeightVersion
 from ckstore.weights import publisher as publisher_module
@@ -539,6 +541,28 @@ def test_damage_of_the_published_checkpoint_is_not_that_of_the_newest(
     engine.pull(out, 2)
     check_equal(engine, weights)
     assert [info.damaged for info in store.checkpoints("policy")] == [True, False]
+
+
+def test_a_lack_of_memory_is_no_damage_of_the_published_checkpoint(
+    store: Store, tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_memory(_: int) -> memoryview:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    weights = model()
+    store.save({"model": weights}, 1, "policy")
+    with store.publish("policy", tmp_path / "out", select="model", add=[base], timeout_s=0) as versions:
+        next(versions)
+        train(weights, 1)
+        store.save({"model": weights}, 2, "policy")
+        with monkeypatch.context() as patch:
+            patch.setattr(regions, "aligned_buffer", no_memory)
+            with pytest.raises(CkstoreError, match="publish failed: Cannot allocate memory"):
+                next(versions)
+        version = next(versions)
+
+    assert (version.reason, version.step) == ("", 2)
+    check_store(store.path)
 
 
 def test_a_version_that_appeared_is_returned_although_an_error_followed(

@@ -13,7 +13,6 @@ from ckstore.errors import BadInput, CannotStore
 from ckstore.fs.tree import Entry, foreign, look_at, walk
 from ckstore.model.document import parse_foreign
 from ckstore.model.names import MAX_STEP, check_path, parent_of
-from ckstore.model.words import counted
 
 _STEP_NAME = re.compile(r"(?:checkpoint|step|global_step|iter|iteration)[-_=]?([0-9]{1,16})(?:-v[0-9]+)?\Z")
 _STEP_AMONG_OTHERS = re.compile(r"(?:\A|[-_])step=([0-9]{1,16})(?:[-_]|\Z)")
@@ -165,4 +164,5 @@ def _missing_shards(entry: Entry, present: set[str]) -> list[str]:
     lacking = sorted(
         name for name in files if isinstance(name, str) and (f"{folder}/{name}" if folder else name) not in present
     )
-    return [f"{entry.path} names {counted(len(lacking), 'missing file')}, such as {lacking[0]}"] if lacking else []
+    missing = f"{len(lacking)} missing files, such as" if len(lacking) > 1 else "a missing file:"
+    return [f"{entry.path} names {missing} {lacking[0]}"] if lacking else []
