@@ -24,6 +24,7 @@ from safetensors.torch import load_file, save_file
 
 from ckstore import BadInput, CkstoreError, CkstoreWarning, DamagedBlob, InUse, NoSuchRef, RetentionPolicy, Store
 from ckstore.fs import files, new_tree
+from ckstore.fs.buffers import aligned_buffer
 from ckstore.ops.read import regions
 from ckstore.ops.read.formats.export_pretrained import export_pretrained
 from ckstore.provisional import WeightVersion
@@ -546,9 +547,15 @@ def test_damage_of_the_published_checkpoint_is_not_that_of_the_newest(
 def test_a_lack_of_memory_is_no_damage_of_the_published_checkpoint(
     store: Store, tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def no_memory(_: int) -> memoryview:
-        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+    asked: list[int] = []
 
+    def no_memory_for_the_second(nbytes: int) -> memoryview:
+        asked.append(nbytes)
+        if len(asked) == 2:  # the first is for the new weights, and the second for the published ones
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+        return aligned_buffer(nbytes)
+
+    store.config.threads = 1
     weights = model()
     store.save({"model": weights}, 1, "policy")
     with store.publish("policy", tmp_path / "out", select="model", add=[base], timeout_s=0) as versions:
@@ -556,7 +563,7 @@ def test_a_lack_of_memory_is_no_damage_of_the_published_checkpoint(
         train(weights, 1)
         store.save({"model": weights}, 2, "policy")
         with monkeypatch.context() as patch:
-            patch.setattr(regions, "aligned_buffer", no_memory)
+            patch.setattr(regions, "aligned_buffer", no_memory_for_the_second)
             with pytest.raises(CkstoreError, match="publish failed: Cannot allocate memory"):
                 next(versions)
         version = next(versions)
