@@ -8,10 +8,12 @@ objects of torch, which would take 40 % of the time of such a save.
 from __future__ import annotations
 
 import gc
+import math
 import os
 import re
 import sys
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 
@@ -19,32 +21,41 @@ _WARNING = 30  # the level of `logging`
 
 
 class _Pause:
-    """Counts the blocks that pause the collector; the first one stops it, and the end of the last one restarts it."""
+    """The blocks that pause the collector. The first one stops it, and the end of the last one restarts it."""
 
     def __init__(self) -> None:
         self._mutex = threading.RLock()  # a signal handler may save while this thread holds it
-        self._count = 0
+        self._blocks: dict[object, float] = {}  # each block, and when it is overdue
         self._stopped = False
 
-    def begin(self) -> None:
+    def begin(self, block: object, overdue_s: float) -> None:
         with self._mutex:
-            if self._count == 0 and gc.isenabled():
+            if not self._blocks and gc.isenabled():
                 self._stopped = True
                 gc.disable()
-            self._count += 1
+            self._blocks[block] = overdue_s
 
-    def end(self) -> None:
+    def end(self, block: object) -> None:
         with self._mutex:
-            self._count = max(0, self._count - 1)  # a child that was forked in the block has called `forget`
-            if self._count == 0 and self._stopped:
-                self._stopped = False
-                gc.enable()
+            # The block is missing if it was overdue, or in a child that was forked in the block.
+            self._blocks.pop(block, None)
+            self._restart_if_last()
+
+    def end_overdue(self) -> None:
+        now_s = time.monotonic()
+        with self._mutex:
+            for block in [block for block, overdue_s in self._blocks.items() if overdue_s <= now_s]:
+                del self._blocks[block]
+            self._restart_if_last()
 
     def forget(self) -> None:
         """Restart the collector in a forked child, where the threads that paused it do not exist."""
         self._mutex = threading.RLock()
-        self._count = 0
-        if self._stopped:
+        self._blocks.clear()
+        self._restart_if_last()
+
+    def _restart_if_last(self) -> None:
+        if not self._blocks and self._stopped:
             self._stopped = False
             gc.enable()
 
@@ -54,15 +65,25 @@ os.register_at_fork(after_in_child=_pause.forget)
 
 
 @contextmanager
-def python_gc_paused() -> Iterator[None]:
-    """Stop the collector of this process, if it runs, until every such block has ended."""
-    # Use this only for blocks that compute, and not for blocks that write the bytes of a state. The exceptions are
-    # short accesses to the catalog, and a capture, which calls `state_dict()` of the user's objects.
+def python_gc_paused(*, most_s: float = math.inf) -> Iterator[None]:
+    """Stop the collector of this process, if it runs, until every such block has ended or is overdue.
+
+    A block is overdue after `most_s`. An overdue block ends when any thread calls `end_overdue_pauses`.
+    """
+    # Blocks that write the bytes of a state or wait for a disk need `most_s`, because other threads may make garbage
+    # meanwhile. The exceptions are short accesses to the catalog, and a capture, which calls `state_dict()` of the
+    # user's objects.
+    block = object()
     try:
-        _pause.begin()
+        _pause.begin(block, time.monotonic() + most_s)
         yield
     finally:
-        _pause.end()
+        _pause.end(block)
+
+
+def end_overdue_pauses() -> None:
+    """Restart the collector if it was paused for too long; code that waits for a disk calls this."""
+    _pause.end_overdue()
 
 
 def log(level: int, text: str, *, name: str = "ckstore") -> None:

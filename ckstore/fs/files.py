@@ -20,6 +20,7 @@ from ckstore.errors import DamagedBlob
 from ckstore.fs import blob_time
 from ckstore.fs.buffers import GRAIN_BYTES, is_aligned
 from ckstore.fs.dirfd_stat import AnyPath, StorePath, at, close_quietly, open_at, open_descriptor, open_directory
+from ckstore.interpreter import end_overdue_pauses
 
 BLOB_MODE = 0o444
 
@@ -221,6 +222,7 @@ def create_blob(path: AnyPath, data: memoryview | Iterable[memoryview]) -> None:
         # without the stamp, which saves rely on.
         os.fchmod(fd, BLOB_MODE)  # regardless of the umask
         blob_time.stamp(fd)
+        end_overdue_pauses()
         # The kernel reports a failed write-back once, so a second fsync would succeed (laws D1, D2).
         os.fsync(fd)
 
@@ -391,6 +393,7 @@ def sync_open_directory(fd: int) -> None:
 
 def _sync_names(fd: int) -> None:
     """Sync an open directory."""
+    end_overdue_pauses()
     os.fsync(fd)
     # If XFS shut itself down after the directory was opened, fsync succeeds although the log is lost (seen in
     # tests/crash). In this case, opening the directory again fails. Without this test, a save would report success

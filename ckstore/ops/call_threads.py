@@ -18,6 +18,8 @@ from itertools import islice
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
+from ckstore.interpreter import end_overdue_pauses
+
 R = TypeVar("R")
 T = TypeVar("T")
 # The interval in seconds at which a waiting caller reports progress.
@@ -108,6 +110,7 @@ class Workers:
             with suppress(FutureTimeout):  # the work itself may also raise this error; then the future is done
                 future.result(timeout=_LOOK_S)
             self.help_out()
+            end_overdue_pauses()
             if say is not None:
                 say()
         return future.result()

@@ -11,6 +11,7 @@ from dataclasses import asdict
 from typing import Literal, TypeVar
 
 from ckstore.errors import BadInput
+from ckstore.interpreter import end_overdue_pauses
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.reports.metrics import Metric
 from ckstore.model.times import time_of_text
@@ -203,6 +204,7 @@ def pause(seconds: float, is_over: Callable[[], bool]) -> None:
     deadline_s, end_s = time.monotonic() + seconds, _process_end_s
     # Sleep in short intervals, since a signal handler that only sets a flag does not end a long sleep.
     while (left_s := deadline_s - time.monotonic()) > 0 and _process_end_s == end_s and not is_over():
+        end_overdue_pauses()
         time.sleep(min(left_s, _POLL_S))
 
 

@@ -1,4 +1,4 @@
-"""The collector rests while a caller asks for it, and goes on afterwards: for threads, errors and forks."""
+"""The garbage collector is paused while a caller asks for it, and runs afterwards: with threads, errors and forks."""
 
 import gc
 import os
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ckstore.interpreter import python_gc_paused
+from ckstore.interpreter import end_overdue_pauses, python_gc_paused
 
 
 @pytest.fixture(autouse=True)
@@ -72,3 +72,23 @@ def test_it_runs_in_a_child_that_was_forked_meanwhile() -> None:
         _, ended = os.waitpid(child, 0)
 
     assert os.waitstatus_to_exitcode(ended) == 0
+
+
+def test_an_overdue_pause_ends_before_its_block() -> None:
+    with python_gc_paused(most_s=0.0):
+        assert not gc.isenabled()
+        with python_gc_paused():
+            end_overdue_pauses()
+            assert not gc.isenabled()
+        assert gc.isenabled()
+        with python_gc_paused():
+            assert not gc.isenabled()
+        assert gc.isenabled()
+    assert gc.isenabled()
+
+
+def test_a_pause_that_is_not_overdue_continues() -> None:
+    with python_gc_paused(most_s=3600.0):
+        end_overdue_pauses()
+        assert not gc.isenabled()
+    assert gc.isenabled()

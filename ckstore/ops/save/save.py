@@ -104,6 +104,9 @@ CATALOG_TIMEOUT_S = 5.0
 # A try fails if another process publishes the same step first. This number of failures in a row would be an endless
 # loop and not a race.
 _AUTO_STEP_TRIES = 100
+# Without collections, a save of 20,000 tensors takes 0.8 to 0.9 of the time. For larger states, this time matters less,
+# and the garbage of other threads may hold memory of a GPU.
+_COLLECTOR_PAUSED_MOST_S = 2.0
 _MARK_S = 8e-6  # the time to check one checkpoint for a mark
 
 
@@ -151,10 +154,16 @@ def save(context: Context, state: object, request: Request) -> CheckpointInfo:
     # Check the arguments before the state is walked or staged, so that an invalid tag does not cost minutes of work.
     request.check()
     context.check_writable()
+    with python_gc_paused(most_s=_COLLECTOR_PAUSED_MOST_S):
+        # No variable here refers to the captured state, so that it is freed before the collector runs again.
+        return save_captured(context, _captured(state), request)
+
+
+def _captured(state: object) -> Captured:
     with python_gc_paused():
         captured = capture(state)
     tell_left_out(captured.left_out)
-    return save_captured(context, captured, request)
+    return captured
 
 
 def _never(_: BaseException) -> bool:
@@ -273,7 +282,7 @@ def _publish_once(  # noqa: PLR0917
     act_name = f"saving {request.run}@{'next step' if request.step is None else request.step}"
     notes = patience.notes()
     laps = PhaseTimer()
-    with failing_as_save(context, act_name):
+    with failing_as_save(context, act_name), python_gc_paused(most_s=_COLLECTOR_PAUSED_MOST_S):
         # On a full disk, this mkdir fails first. `failing_as_save` turns its error into `InsufficientSpace`.
         staging = create()
         try:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ckstore.errors import CannotStore, SaveFailed
 from ckstore.fs.buffers import aligned_buffer, is_aligned
-from ckstore.interpreter import python_gc_paused
+from ckstore.interpreter import end_overdue_pauses, python_gc_paused
 from ckstore.model.manifest.captured import BytesSource, bytes_of
 from ckstore.model.manifest.manifest import BlobRecord, Extent, StorageRecord
 from ckstore.ops.call_threads import Workers
@@ -365,6 +365,7 @@ class _ChunkWriter:
         """Wait for all started work, and report its progress."""
         while wait(self._futures, timeout=_LOOK_S, return_when=FIRST_EXCEPTION).not_done and self.first_error is None:
             self._pool.help_out()
+            end_overdue_pauses()
             self._report()
         if self.first_error is not None:
             raise self.first_error

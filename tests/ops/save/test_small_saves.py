@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sqlite3
 from collections.abc import Iterator
@@ -14,6 +15,8 @@ import pytest
 
 from ckstore import Store
 from ckstore.catalog import connection as connections
+from ckstore.ops.save import save as saving
+from tests.support.stores import check_store
 
 _NORMAL, _FULL = 1, 2
 """Values of ``PRAGMA synchronous``."""
@@ -87,3 +90,25 @@ def test_the_commit_of_the_rows_of_a_save_is_not_synced_for_itself(
 
     store.reindex()
     assert set(levels[1:]) == {_FULL}
+
+
+@pytest.mark.parametrize("most_s, runs", [(60.0, False), (0.0, True)])
+def test_the_garbage_collector_is_paused_but_not_during_a_long_wait_for_the_disk(
+    store: Store, monkeypatch: pytest.MonkeyPatch, most_s: float, runs: bool
+) -> None:
+    monkeypatch.setattr(saving, "_COLLECTOR_PAUSED_MOST_S", most_s)
+    found: list[bool] = []
+    real = os.fsync
+
+    def sync(fd: int) -> None:
+        found.append(gc.isenabled())
+        real(fd)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", sync)
+        store.save(state(0), step=0)
+
+    assert len(found) >= 4
+    assert {*found} == {runs}
+    assert gc.isenabled()
+    check_store(store.path)
