@@ -285,6 +285,12 @@ def parent_of(path: str) -> str:
     return path.rpartition("/")[0]
 
 
+def parents_of(path: str) -> list[str]:
+    """Return the paths of all directories that contain `path`, the outermost first."""
+    parts = path.split("/")
+    return ["/".join(parts[:count]) for count in range(1, len(parts))]
+
+
 def differing_in_case(paths: Iterable[str]) -> tuple[str, str] | None:
     """Return two paths that are equal on a filesystem that ignores case, or None."""
     seen: dict[str, str] = {}

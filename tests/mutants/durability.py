@@ -6,7 +6,7 @@ from tests.mutants.mutant import Mutant, law
 
 _PARENTS = "for path in (run, layout.checkpoints, layout.staging)]"
 _OPENED = "for path in ({})]"
-_CREATE_BLOB = "        blob_time.stamp(fd)\n        os.fsync(fd)\n"
+_CREATE_BLOB = "        blob_time.stamp(fd)\n        end_overdue_pauses()\n        os.fsync(fd)\n"
 
 DURABILITY = [
     Mutant(
@@ -33,7 +33,7 @@ DURABILITY = [
         "blob-synced-before-its-time",
         "create_blob",
         _CREATE_BLOB,
-        "        os.fsync(fd)\n        blob_time.stamp(fd)\n",
+        "        end_overdue_pauses()\n        os.fsync(fd)\n        blob_time.stamp(fd)\n",
         law("first_save"),
         "D3 (",
     ),

@@ -347,8 +347,8 @@ STRICT = [
     Mutant(
         "state of a converted parameter is converted",
         "state-of-a-converted-parameter-kept",
-        "Filling.keeps_dtype",
-        "and index not in self._cast",
+        "Filling.same_dtype_addresses",
+        " and index not in self._cast",
         "",
         "tests/training/test_optimizer_dtypes.py::test_where_the_parameters_are_converted_so_is_their_state_and_the_report_names_it",
         "assert",

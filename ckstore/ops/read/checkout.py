@@ -6,6 +6,7 @@ Every byte is checked, even if data is shared with the store by reflink. Memory 
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from ckstore.errors import BadInput, InsufficientSpace, NoSuchRef, UnsafePlace
 from ckstore.fs import dirfd_stat, files, links
 from ckstore.fs.new_tree import NewTree
 from ckstore.model.manifest.manifest import Extent, FileRecord
-from ckstore.model.names import check_path, differing_in_case, parent_of
+from ckstore.model.names import check_path, differing_in_case, parents_of
 from ckstore.model.reports.export_report import CheckoutReport
 from ckstore.model.reports.progress import Progress
 from ckstore.model.sizes import sizes_apart
@@ -34,6 +35,7 @@ LinkMode = Literal["auto", "reflink", "hardlink", "copy"]
 # but a process can often have only 1,024 open descriptors.
 _OPEN_BLOBS = 16
 _MARGIN_BYTES = 2**20
+_WILDCARD = re.compile(r"[*?[]")
 # The size of the parts in which data is written. Between two parts, Ctrl-C or an error of another thread can end the
 # call.
 _PART_BYTES = 2**20
@@ -121,19 +123,25 @@ def _chosen(directory: CheckpointDirectory, only: Sequence[str] | None) -> list[
     manifest = directory.manifest
     records = list(manifest.files)
     if only is not None:
-        wanted = set()
-        for glob in only:
-            below = glob.rstrip("/") + "/"
-            for path in (record.path for record in records):
-                if path.startswith(below) or fnmatchcase(path, glob) or fnmatchcase(path.rpartition("/")[2], glob):
-                    wanted.add(path)
+        # Compare each path only with the patterns that have wildcards, since both may be lists of 20,000 files.
+        patterns = [glob for glob in only if _WILDCARD.search(glob)]
+        directories = {glob.rstrip("/") for glob in only}
+        named = {*only}
+
+        def is_wanted(path: str) -> bool:
+            name = path.rpartition("/")[2]
+            return (
+                not named.isdisjoint((path, name))
+                or not directories.isdisjoint(parents_of(path))
+                or any(fnmatchcase(path, glob) or fnmatchcase(name, glob) for glob in patterns)
+            )
+
+        wanted = {record.path for record in records if is_wanted(record.path)}
         if not wanted:
             msg = f"{manifest.name} has no file that matches {', '.join(only)}"
             hint = "store.open_checkpoint(ref).files() lists the files; * in a pattern also stands for slashes"
             raise NoSuchRef(msg, hint=hint)
-        for path in list(wanted):
-            while path := parent_of(path):
-                wanted.add(path)
+        wanted.update(parent for path in [*wanted] for parent in parents_of(path))
         records = [record for record in records if record.path in wanted]
     for record in records:
         # The commit has checked the paths, but a manifest that was tampered with must not cause a write outside the

@@ -31,7 +31,8 @@ def entries_of(manifest: Manifest) -> dict[str, StateValue]:
     The names are those recorded in the manifest, or otherwise the names that result from flattening the state.
     """
     if manifest.dcp_values is not None:
-        given = ((value.name, value.path, *_at(manifest.state, value.path)) for value in manifest.dcp_values)
+        items = _DictItems()
+        given = ((value.name, value.path, *_at(manifest.state, value.path, items)) for value in manifest.dcp_values)
     else:
         given = (
             (".".join(map(str, path)), path, *name_and_node) for path, *name_and_node in _values(manifest.state, (), "")
@@ -55,13 +56,28 @@ def _tensor(manifest: Manifest, node: Node) -> LeafRecord | None:
     return leaf if plain else None
 
 
-def _at(node: Node, path: tuple[str | int, ...]) -> tuple[str, Node]:
+class _DictItems(dict[int, dict[Any, tuple[Any, Node]]]):
+    """The items of the dicts of a state by `id` of the node, since a search in a list of 20,000 keys is slow."""
+
+    def find(self, node: Any, key: str | int) -> tuple[Any, Node]:
+        """Return the key and the node of the item with this key, or with a key of which it is the text."""
+        items = self.get(id(node))
+        if items is None:
+            items = self[id(node)] = {}
+            for own, item in node[1]:
+                found = decode_key(own)
+                items.setdefault(found, (found, item))
+                items.setdefault(str(found), (found, item))
+        return items[key]
+
+
+def _at(node: Node, path: tuple[str | int, ...], items: _DictItems) -> tuple[str, Node]:
     """Return the name that the value at a path has in the state, and the node of the value."""
     name = ""
     for key in path:
         if node[0] in DICTS:
-            own, node = next(pair for pair in node[1] if decode_key(pair[0]) == key or str(decode_key(pair[0])) == key)
-            name = join(name, decode_key(own))
+            own, node = items.find(node, key)
+            name = join(name, own)
         else:
             name, node = join_index(name, int(key)), node[1][int(key)]
     return name, node

@@ -11,7 +11,7 @@ from ckstore.model.manifest.nodes import decode_key
 from ckstore.model.names import join_key, plain
 from ckstore.tensors.kinds import is_module
 from ckstore.tensors.targets.load_comparison import Differences, LoadRules
-from ckstore.tensors.targets.renames import front
+from ckstore.tensors.targets.renames import Rename, front
 from ckstore.tensors.walks import DICTS
 
 _Renaming = tuple[list[str], dict[str, str], Differences]
@@ -72,7 +72,7 @@ def _renaming(load: Load) -> _Renaming:
     for_some = f"{_written(rename)} fits the names of only some modules: load each module by itself"
     not_better: _Renaming = ([] if load.terms.rename else [for_some]), {}, found
     try:
-        left = load.compare(replace(load.terms, rename=rename))
+        left = load.compare(replace(load.terms, rename=Rename(rename)))
     except BadInput:  # two names of another module would become equal
         return not_better
     count = len(left.missing) + len(left.unexpected)

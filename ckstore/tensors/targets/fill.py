@@ -45,12 +45,13 @@ class Filling:
         self._bound[index] = target
         return True
 
-    def keeps_dtype(self, tensor: Any) -> bool:
-        """Whether this tensor is filled from a leaf that has the dtype of the tensor."""
-        place = tensor.data_ptr()
-        return any(
-            is_tensor(target) and target.data_ptr() == place and index not in self._cast
+    @property
+    def same_dtype_addresses(self) -> frozenset[int]:
+        """The addresses of the bound tensors that are filled from a leaf with their dtype."""
+        return frozenset(
+            _leaves(target).address_of(target)
             for index, target in self._bound.items()
+            if is_tensor(target) and index not in self._cast
         )
 
     def bind_later(self, make: Callable[[], Any], index: int, name: str) -> None:

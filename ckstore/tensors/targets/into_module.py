@@ -19,7 +19,6 @@ from ckstore.tensors.targets import torch_targets
 from ckstore.tensors.targets.load_comparison import Comparison, Leaf, Make, RenamedDict
 from ckstore.tensors.targets.module_attempt import Attempt
 from ckstore.tensors.targets.module_parts import is_ordinary, parts_of
-from ckstore.tensors.targets.renames import renamed
 from ckstore.tensors.walks import DICTS
 
 
@@ -200,7 +199,7 @@ class _Module:
         rename = self.comparison.terms.rename
         if not isinstance(metadata, dict) or not rename:
             return metadata
-        return {renamed(f"{name}.", rename).removesuffix(".") if name else "": own for name, own in metadata.items()}
+        return {rename.apply(f"{name}.").removesuffix(".") if name else "": own for name, own in metadata.items()}
 
     def _take_meta(self, key: str, value: torch.Tensor, name: str, item: Node) -> None:
         if not self.comparison.terms.assign:

@@ -23,7 +23,7 @@ from ckstore.tensors.kinds import hand_over, is_stateful, is_tensor, state_of
 from ckstore.tensors.state_restore import build_with
 from ckstore.tensors.targets import torch_targets
 from ckstore.tensors.targets.load_comparison import Comparison, Leaf
-from ckstore.tensors.targets.renames import renamed
+from ckstore.tensors.torch_leaves import address_of
 from ckstore.tensors.torch_ranges import count_beyond
 from ckstore.tensors.walks import DICTS, leaf_numbers, name_below, parts_in
 
@@ -104,11 +104,12 @@ def _put_back(comparison: Comparison, optimizer: Any, saved: Any, parameters: di
     keeps this dtype by design, and the dtype is restored. Otherwise, the run continues with parameters of another
     dtype, so torch's conversion of floats is intended, and is reported.
     """
+    addresses = comparison.filling.same_dtype_addresses
     for number, found in saved.items():
         parameter = parameters.get(number)
         own = optimizer.state.get(parameter)
         if parameter is not None and isinstance(own, dict) and isinstance(found, dict):
-            is_kept = comparison.filling.keeps_dtype(parameter)
+            is_kept = address_of(parameter) in addresses
             cast = comparison.differences.cast
             name = name_below(name_below(path, "state"), number)
             own |= _as_saved(own, found, parameter.dtype, name, cast, is_kept=is_kept)
@@ -212,7 +213,7 @@ def _order(comparison: Comparison, own: list[str], its: Any) -> list[int] | None
     if not isinstance(its, list) or len(its) != len(own) or not all(isinstance(one, str) for one in its):
         return None
     terms, used = comparison.terms, comparison.differences.renaming
-    given = [renamed(one, terms.rename, used) for one in its]
+    given = [terms.rename.apply(one, used) for one in its]
     for form in (str, unwrapped):  # if names differ, compare them without wrappers such as ``module.``
         wanted, places = [form(one) for one in own], {form(one): j for j, one in enumerate(given)}
         if len(places) == len(given) and places.keys() == {*wanted}:

@@ -16,7 +16,7 @@ from ckstore.tensors.memory_layout import StorageMemory
 from ckstore.tensors.refusals import type_name
 from ckstore.tensors.state_restore import build_with
 from ckstore.tensors.targets.fill import Filling
-from ckstore.tensors.targets.renames import renamed, suggest
+from ckstore.tensors.targets.renames import Rename, suggest
 from ckstore.tensors.walks import DICTS, leaf_numbers, name_below, shape_of_parts, value_names
 
 
@@ -25,8 +25,8 @@ class LoadRules:
     """The options of the caller of a load into a target."""
 
     keep: Callable[[str], bool] | None = None  # selects values by their names in the checkpoint; None selects all
-    # The renaming (`renames.renamed`). It applies to keys of tensors in dicts and to all keys in states of modules.
-    rename: Mapping[str, str] = field(default_factory=dict)
+    # The renaming (`renames.Rename`). It applies to keys of tensors in dicts and to all keys in states of modules.
+    rename: Rename = field(default_factory=Rename)
     cast: bool = False  # convert to the dtype of the target
     assign: bool = False  # give memory to tensors on the meta device, and replace tensors with another structure
     strict: bool = True  # whether everything must fit
@@ -150,9 +150,11 @@ class Comparison:
             key = decode_key(own)
             name = name_below(path, key)
             if isinstance(key, str) and self.terms.rename and (rename_all or self.is_tensor_leaf(item)):
-                key = renamed(key, self.terms.rename, self.differences.renaming)
+                key = self.terms.rename.apply(key, self.differences.renaming)
+            if key in found and not self.wants_some(item, name):
+                continue
             # Two names of the checkpoint would fill one tensor, and the result would depend on the order of the names.
-            if key in found:
+            if key in found and self.wants_some(found[key][1], found[key][0]):
                 msg = f"{plain(found[key][0])} and {plain(name)} would both be {plain(name_below(path, key))}"
                 raise BadInput(msg, hint="give a rename that keeps all names apart, or select one of them")
             found[key] = name, item

@@ -3,58 +3,72 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from functools import cached_property
 
 from ckstore.errors import BadInput
 from ckstore.model.names import WRAPPERS, unwrapped
 
-Rename = Mapping[str, str]
-"""Prefix of names, or ``.part.`` anywhere in a name -> its replacement; see `renamed`."""
-
 _SUGGESTED_MOST = 20
 
 
+class Rename(dict[str, str]):
+    """Prefix of names, or ``.part.`` anywhere in a name -> its replacement. It is not changed after its creation."""
+
+    @cached_property
+    def _lengths(self) -> list[int]:
+        """The lengths of the prefixes. The longest is first, so that it is preferred, as in ``module._orig_mod.``."""
+        return sorted({len(old) for old in self if old and not old.startswith(".")}, reverse=True)
+
+    @cached_property
+    def _parts(self) -> list[str]:
+        return [old for old in self if old.startswith(".")]
+
+    def apply(self, key: str, used: set[str] | None = None) -> str:
+        """Return a name of a state dict after renaming.
+
+        The longest matching prefix is replaced. Matching continues on the rest of the name, using each prefix once. The
+        value of an empty key is put in front of names that begin with no other prefix. Then each key that begins with a
+        dot is replaced everywhere in the name, in the order of the keys.
+
+        Args:
+            key: The name.
+            used: A set to which this function adds the keys that it replaced.
+        """
+        done, rest = "", key
+        met: set[str] = set()
+        while (old := self._prefix_of(rest, met)) is not None:
+            done, rest = done + self[old], rest[len(old) :]
+            met.add(old)
+        if not met and "" in self:
+            done = self[""]
+            met.add("")
+        name = done + rest
+        for old in self._parts:
+            if old in name:
+                name = name.replace(old, self[old])
+                met.add(old)
+        if used is not None:
+            used |= met
+        return name
+
+    def _prefix_of(self, rest: str, met: set[str]) -> str | None:
+        # A search through all prefixes would take too long for a renaming with an entry for each of 20,000 tensors.
+        for length in self._lengths:
+            old = rest[:length]
+            if len(old) == length and old in self and old not in met and not old.startswith("."):
+                return old
+        return None
+
+
 def check_rename(rename: object) -> Rename:
-    """Return `rename` as a dict, or an empty dict for None. Raise `BadInput` if it is no renaming."""
+    """Return `rename` as a `Rename`, which is empty for None. Raise `BadInput` if it is no renaming."""
     if rename is None:
-        return {}
+        return Rename()
     pairs = rename.items() if isinstance(rename, Mapping) else None
     if pairs is None or any(not isinstance(old, str) or not isinstance(new, str) for old, new in pairs):
         msg = f"rename must map prefixes of names to their replacements, got {rename!r}"
         raise BadInput(msg, hint='for example rename={"_orig_mod.": "", "module.": ""}')
-    return dict(pairs)
-
-
-def renamed(key: str, rename: Rename, used: set[str] | None = None) -> str:
-    """Return a name of a state dict after renaming.
-
-    The longest matching prefix is replaced. Matching continues on the rest of the name, using each prefix once. The
-    value of an empty key is put in front of names that begin with no other prefix. Then each key that begins with a dot
-    is replaced everywhere in the name, in the order of the keys.
-
-    Args:
-        key: The name.
-        rename: The renaming.
-        used: A set to which this function adds the keys that it replaced.
-    """
-    done, rest = "", key
-    met: set[str] = set()
-    # The longest prefix is first, so that "module." is not replaced if "module._orig_mod." also matches.
-    left = sorted((old for old in rename if old and not old.startswith(".")), key=len, reverse=True)
-    if "" in rename and not any(rest.startswith(old) for old in left):
-        done = rename[""]
-        met.add("")
-    while (old := next((old for old in left if rest.startswith(old)), None)) is not None:
-        done, rest = done + rename[old], rest[len(old) :]
-        left.remove(old)
-        met.add(old)
-    name = done + rest
-    for old, new in rename.items():
-        if old.startswith(".") and old in name:
-            name = name.replace(old, new)
-            met.add(old)
-    if used is not None:
-        used |= met
-    return name
+    return Rename(pairs)
 
 
 def suggest(found: Collection[str], wanted: Collection[str]) -> dict[str, str] | None:
@@ -75,9 +89,9 @@ def suggest(found: Collection[str], wanted: Collection[str]) -> dict[str, str] |
     return best
 
 
-def _fitting(found: Collection[str], wanted: set[str], rename: Rename) -> int:
+def _fitting(found: Collection[str], wanted: set[str], rename: Mapping[str, str]) -> int:
     """Return the number of wanted names after renaming, or 0 if two names become equal."""
-    names = {renamed(name, rename) for name in found}
+    names = {*map(Rename(rename).apply, found)}
     # If two names became equal, one tensor would be lost, so such a renaming is never proposed.
     return len(names & wanted) if len(names) == len(found) else 0
 
