@@ -78,6 +78,11 @@ def load_into(store: Store, count: int, _: Path) -> Callable[[], object]:
     return lambda: store.load_into(flat(count, 1.0), 1)
 
 
+def load_into_strict(store: Store, count: int, _: Path) -> Callable[[], object]:
+    store.save(flat(count), step=1)
+    return lambda: store.load_into(flat(count, 1.0), 1, strict=[*flat(count)])
+
+
 def load_into_renamed(store: Store, count: int, _: Path) -> Callable[[], object]:
     store.save({f"old.{name}": tensor for name, tensor in flat(count).items()}, step=1)
     return lambda: store.load_into(flat(count, 1.0), 1, rename={f"old.{name}": name for name in flat(count)})
@@ -148,8 +153,8 @@ def calls_of(act: Act, count: int, folder: Path) -> int:
 @pytest.mark.parametrize(
     "act",
     [
-        save, save_again, load, load_names, load_globs, load_into, load_into_renamed, restore_training, dcp_save,
-        dcp_load, diff, export, commit, check_out,
+        save, save_again, load, load_names, load_globs, load_into, load_into_strict, load_into_renamed,
+        restore_training, dcp_save, dcp_load, diff, export, commit, check_out,
     ],
 )  # fmt: skip
 def test_twice_as_many_tensors_cost_at_most_twice_as_many_calls(act: Act, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from ckstore.errors import BadInput, DoesNotFit
 from ckstore.integrations.dcp.optimizers import SavedOptimizers, own_groups
 from ckstore.integrations.dcp.state_keys import set_at
 from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.model.name_globs import NameGlobs
 from ckstore.model.words import beyond_text
 from ckstore.ops.read.target_load import LoadReport, Strict, globs_of, listed, must_fit, pairs
 
@@ -44,9 +45,9 @@ class ComparingPlanner(DefaultLoadPlanner):
             raise BadInput("create_local_plan was called before set_up_planner")
         there = self.metadata.state_dict_metadata
         saved: SavedOptimizers = self.metadata.storage_data
-        for glob in self._globs:  # a misspelt glob would refuse nothing
-            if not any(map(must_fit(glob), {**there, **self.state_dict})):
-                raise BadInput(f"strict={glob!r} matches no name in the checkpoint or the state")
+        # A misspelled glob would refuse nothing.
+        if unused := NameGlobs(self._globs).unused({**there, **self.state_dict}):
+            raise BadInput(f"strict={unused[0]!r} matches no name in the checkpoint or the state")
         lacking = [name for name in self.state_dict if name not in there]
         self._first = {
             name: first

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from abc import ABC, abstractmethod
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from ckstore.errors import BadInput, NoSuchRef
 from ckstore.interpreter import python_gc_paused
-from ckstore.model.names import plain
+from ckstore.model.name_globs import NameGlobs
 from ckstore.model.sizes import size_text
 from ckstore.model.training_identity import LOST, Parent, next_load
 from ckstore.model.words import counted
@@ -39,7 +36,6 @@ if TYPE_CHECKING:
     from ckstore.tensors.memory_layout import StorageMemory
 
 _SAID_BYTES = 2**20
-_WILDCARD = re.compile("[*?]")
 
 Select = str | Sequence[str] | Callable[[str], bool] | None
 """Which names to load: globs (a name also selects everything below it), a function of a name, or None for all."""
@@ -59,25 +55,7 @@ def as_filter(select: Select, argument: str = "select") -> Callable[[str], bool]
     globs = [glob for glob in given if isinstance(glob, str)]
     if len(globs) < len(given):
         raise BadInput(f"{argument} must be a glob, a list of globs or a function of a name, got {select!r}")
-    literal = set(globs)
-    # The globs by their text before the first wildcard. Comparing each name with each of 20,000 globs takes minutes.
-    by_front: dict[str, list[str]] = defaultdict(list)
-    for glob in literal:
-        if found := _WILDCARD.search(glob):
-            # Brackets are literal, since names such as layers[0].weight contain them.
-            by_front[glob[: found.start()]].append(glob.replace("[", "[[]"))
-
-    def selects(name: str) -> bool:
-        for end in range(len(name) + 1):
-            front = name[:end]
-            if front in literal and name[end : end + 1] in ("", ".", "["):
-                return True
-            if front in by_front and any(fnmatchcase(name, glob) for glob in by_front[front]):
-                return True
-        return False
-
-    # Compare both spellings, since users write model.0.weight for the name model.0\.weight (docs/adr/0003).
-    return lambda name: any(map(selects, {name, plain(name)}))
+    return NameGlobs(globs).select
 
 
 class StatePart(ABC):
@@ -203,18 +181,27 @@ def load_open(
     return build(manifest.state, manifest.leaves, memories.__getitem__, sink=sink, keep=keep)
 
 
-def check_selection(directory: CheckpointDirectory, select: Select, argument: str = "select") -> None:
+def check_selection(directory: CheckpointDirectory, select: Select) -> None:
     """Raise if a selection matches no value, since a misspelled name must not look like an empty checkpoint.
 
     Raises:
         NoSuchRef: The globs match nothing. A function may match nothing.
     """
-    keep = as_filter(select, argument)
-    if keep is None or callable(select):
-        return
-    if not any(keep(name) for name in value_names(directory.manifest.state, "", directory.manifest.leaves)):
-        msg = f"{directory.manifest.name} has no name that {argument}={select!r} matches"
-        raise NoSuchRef(msg, hint="ckstore ls REF lists the names")
+    keep = as_filter(select)
+    if keep is not None and not callable(select) and not any(map(keep, all_names(directory))):
+        raise no_match(directory, f"select={select!r}")
+
+
+def all_names(directory: CheckpointDirectory) -> Iterator[str]:
+    """Yield the names of all values of a checkpoint."""
+    return value_names(directory.manifest.state, "", directory.manifest.leaves)
+
+
+def no_match(directory: CheckpointDirectory, argument: str) -> NoSuchRef:
+    """Return the error for an argument that matches no name in a checkpoint."""
+    return NoSuchRef(
+        f"{directory.manifest.name} has no name that {argument} matches", hint="ckstore ls REF lists the names"
+    )
 
 
 def map_memories(directory: CheckpointDirectory, storages: Iterable[int], *, verify: bool) -> dict[int, StorageMemory]:

@@ -16,6 +16,7 @@ from ckstore.interpreter import python_gc_paused
 from ckstore.model.brief import brief
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.manifest import Manifest
+from ckstore.model.name_globs import NameGlobs
 from ckstore.model.names import spellings
 from ckstore.model.reports.progress import Progress
 from ckstore.model.training_identity import Parent
@@ -26,7 +27,15 @@ from ckstore.ops.notices import warn
 from ckstore.ops.read.committed_file import loadable
 from ckstore.ops.read.common_pieces import HeldExtents, old_pieces, unchanged
 from ckstore.ops.read.file_state import state_of
-from ckstore.ops.read.load import Select, as_filter, check_selection, continue_from, lose_parents
+from ckstore.ops.read.load import (
+    Select,
+    all_names,
+    as_filter,
+    check_selection,
+    continue_from,
+    lose_parents,
+    no_match,
+)
 from ckstore.ops.read.storage_read import Tally, check_room, read_memories, read_storages, stream_storages
 from ckstore.ops.refs.find import AnyRef, open_directory, read_checkpoint_into
 from ckstore.tensors.state_restore import make_leaf
@@ -251,8 +260,9 @@ def _load_into_open(
     if request.select is not None:
         # Check the selection first: a misspelled glob selects nothing, and any target would then seem to fit.
         check_selection(directory, request.select)
-    for glob in globs_of(request.strict):
-        check_selection(directory, glob, "strict")
+    must_fit(request.strict)  # raises if the argument is invalid
+    if (globs := globs_of(request.strict)) and (unused := NameGlobs(globs).unused(all_names(directory))):
+        raise no_match(directory, f"strict={unused[0]!r}")
     rename = check_rename(request.rename)
     terms = LoadRules(
         as_filter(request.select), rename, cast=request.cast, assign=request.assign, strict=request.strict is True
