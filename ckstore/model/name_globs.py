@@ -23,6 +23,7 @@ class NameGlobs:
         for glob in self._globs:
             if found := _WILDCARD.search(glob):
                 self._by_front[glob[: found.start()]].append(glob)
+        self._lengths = sorted({*map(len, self._globs), *map(len, self._by_front)})
 
     def select(self, name: str) -> bool:
         """Whether one of the globs selects a name."""
@@ -37,7 +38,9 @@ class NameGlobs:
         """Yield the globs that select a name."""
         # Compare both spellings, since users write model.0.weight for the name model.0\\.weight (docs/adr/0003).
         for form in {name, plain(name)}:
-            for end in range(len(form) + 1):
+            for end in self._lengths:
+                if end > len(form):
+                    break
                 front = form[:end]
                 if front in self._globs and form[end : end + 1] in ("", ".", "["):
                     yield front
