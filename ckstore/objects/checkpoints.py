@@ -40,7 +40,7 @@ class Rescue(Protocol):
     """Repairs the file that an error is about, or returns the bytes of the blob. See `ckstore.ops.context.Rescuer`."""
 
     def __call__(  # noqa: D102 - as above
-        self, error: Unreadable, blob: BlobRecord, *, first: bool
+        self, directory: CheckpointDirectory, error: Unreadable, blob: BlobRecord, *, first: bool
     ) -> memoryview | None: ...
 
 
@@ -314,9 +314,11 @@ class CheckpointDirectory:
     the directory, so a rename of the directory has no effect.
     """
 
-    # Called with the directory and the error if a read finds damage. It may be None.
+    # These functions take the directory as their first argument. If they were bound to it, the cycle of references
+    # would keep its manifest in memory until Python's collector runs.
+    # Called with the error if a read finds damage. It may be None.
     on_damage: Callable[[CheckpointDirectory, DamagedBlob], None] | None = None
-    fetch: Fetch | None = None  # downloads data; None if no remote can be reached
+    fetch: Fetch[CheckpointDirectory] | None = None  # downloads data; None if no remote can be reached
     # Called with the error of a damaged or missing blob, the plain blob to be read, and whether this is the first call
     # of the reader for the file. If None, reads repair nothing.
     rescue: Rescue | None = None
@@ -417,7 +419,7 @@ class CheckpointDirectory:
 
     def absent_pieces(self) -> AbsentPieces:
         """Return a reader for pieces of blobs that the directory lacks."""
-        return RemotePieces(self.manifest, self.fetch)
+        return RemotePieces(self, self.manifest, self.fetch)
 
     def _opened(self, digest: str) -> tuple[int, os.stat_result]:
         return files.open_with_status(self.blobs.inside / digest)

@@ -107,7 +107,7 @@ class PieceReader:
         file = error.blob if isinstance(error, DamagedBlob) else ""
         first = file not in self._repaired
         self._repaired.add(file)
-        data = self._directory.rescue(error, self._directory.manifest.blobs[index], first=first)
+        data = self._directory.rescue(self._directory, error, self._directory.manifest.blobs[index], first=first)
         self.close()  # close the damaged files, so that the repaired ones are opened
         if data is not None:
             self._rescued[index] = data

@@ -1140,4 +1140,22 @@ REMOTES = [
         f"{_MIRROR}::test_doctor_warns_while_pushes_are_refused_and_gives_the_start_time",
         "assert",
     ),
+    Mutant(
+        "all evicted checkpoints are read through one open remote",
+        "a-source-for-each-checkpoint",
+        "RemoteReader._source",
+        "key = holder.uuid, holder.name",
+        "key: object = holder",
+        "tests/remote/test_evict.py::test_all_evicted_checkpoints_are_read_through_one_open_remote",
+        "assert",
+    ),
+    Mutant(
+        "a remote is opened again after a failed read",
+        "failed-source-kept",
+        "RemoteReader.__call__",
+        "self._sources.pop((holder.uuid, holder.name), None)",
+        "pass",
+        "tests/remote/test_evict.py::test_a_remote_that_got_another_place_is_opened_again_after_a_failed_load",
+        "BytesElsewhere",
+    ),
 ]

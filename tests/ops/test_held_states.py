@@ -15,8 +15,10 @@ import torch
 
 from ckstore import Store
 from ckstore.errors import DoesNotFit, InsufficientSpace
+from ckstore.model.manifest.manifest import Manifest
 from ckstore.objects.staging import Staging
 from tests.support.own_loaders import History
+from tests.support.stores import check_store
 
 _CHUNKS = 3
 """Of 32 MiB at most, so that equal ones meet in one save."""
@@ -83,3 +85,19 @@ def test_a_module_is_free_after_a_load_that_was_refused(store: Store) -> None:
             store.load_into({"model": model}, 1)
 
     assert not _is_held(lambda: torch.nn.Linear(9, 8), load)
+
+
+@pytest.mark.parametrize("load", [Store.load, lambda store: store.load_into({"w": np.zeros(3)}), Store.verify])
+def test_a_load_leaves_no_manifest_in_memory(store: Store, load: Callable[[Store], object]) -> None:
+    def manifest_count() -> int:
+        return sum(isinstance(one, Manifest) for one in gc.get_objects())
+
+    store.save({"w": np.ones(3)})
+    load(store)
+    gc.collect()
+    before = manifest_count()
+
+    load(store)
+
+    assert manifest_count() == before
+    check_store(store.path)

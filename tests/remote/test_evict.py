@@ -19,6 +19,7 @@ from ckstore.remote import keys
 from ckstore.remote.objects import Remote
 from ckstore.remote.push_plan import place_of
 from ckstore.remote.remote_only import remote_reader
+from ckstore.remote.source import ObjectSource
 from tests.remote.double import REMOTES, Double, new_remote
 from tests.remote.test_pull import same
 from tests.remote.test_push import MIB, state
@@ -69,6 +70,51 @@ def test_eviction_frees_the_bytes_and_everything_reads_as_before(evicted: tuple[
     assert (tmp_path / "out/model.safetensors").stat().st_size > 3 * MIB
     assert not store.diff(1, 2).same_content
     assert objects.request_count() > 0
+
+
+def test_all_evicted_checkpoints_are_read_through_one_open_remote(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Store.init(tmp_path / "store") as store:
+        store.remotes.add("mirror", str(tmp_path / "mirror"))
+        for step in (1, 2, 3):
+            store.save(state(step), step=step)
+            store.push(step, remote="mirror")
+            store.evict(step)
+    made = []
+    real = ObjectSource.__init__
+
+    def make(self: ObjectSource, *given: Any) -> None:
+        made.append(self)
+        real(self, *given)
+
+    monkeypatch.setattr(ObjectSource, "__init__", make)
+
+    with Store.open(tmp_path / "store") as store:
+        for step in (1, 2, 3):
+            assert same(store.load(step), state(step))
+
+    assert len(made) == 1
+    check_store(tmp_path / "store")
+
+
+@pytest.mark.filterwarnings("ignore:.*may fail to load until")
+def test_a_remote_that_got_another_place_is_opened_again_after_a_failed_load(tmp_path: Path) -> None:
+    with Store.init(tmp_path / "store") as store:
+        store.remotes.add("mirror", str(tmp_path / "mirror"))
+        for step in (1, 2):
+            store.save(state(step), step=step)
+            store.push(step, remote="mirror")
+            store.evict(step)
+        assert same(store.load(1), state(1))
+        (tmp_path / "mirror").rename(tmp_path / "moved")
+        with pytest.raises(BytesElsewhere):
+            store.load(2)
+        store.remotes.remove("mirror")
+        store.remotes.add("mirror", str(tmp_path / "moved"))
+
+        assert same(store.load(2), state(2))
+        check_store(store.path)
 
 
 def test_a_pickled_open_checkpoint_fetches_as_the_one_that_was_pickled(evicted: tuple[Store, Double]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
 
 from ckstore.errors import BytesElsewhere, RemoteError
 from ckstore.model.digest import algorithm_of
@@ -10,8 +11,9 @@ from ckstore.model.manifest.manifest import Extent, Manifest
 from ckstore.model.manifest.stored import BlobRecord, OldPiece
 from ckstore.model.words import mending_there
 
-Fetch = Callable[[BlobRecord, int, memoryview, OldPiece | None, bool], int | None]
-"""A function that fills memory with a range of a blob, from a remote or from an older piece.
+D = TypeVar("D")
+Fetch = Callable[[D, BlobRecord, int, memoryview, OldPiece | None, bool], int | None]
+"""A function that fills memory with a range of a blob of a checkpoint, from a remote or from an older piece.
 
 If the last argument is True, the cache is bypassed. The function returns how many bytes were downloaded, or None if it
 cannot fill the memory.
@@ -29,11 +31,12 @@ _FETCHES = 3
 the bytes are wrong each time, they are wrong on the remote."""
 
 
-class RemotePieces:
+class RemotePieces(Generic[D]):
     """Reads pieces of remote-only blobs, in one thread."""
 
-    def __init__(self, manifest: Manifest, fetch: Fetch | None) -> None:
+    def __init__(self, directory: D, manifest: Manifest, fetch: Fetch[D] | None) -> None:
         self.received_bytes = 0  # how many bytes were downloaded
+        self._directory = directory
         self._manifest = manifest
         self._fetch = fetch
         self._expected: list[tuple[int, int]] = []
@@ -99,7 +102,7 @@ class RemotePieces:
         """Change an old piece in memory into this piece. Return False if the remote has no difference between them."""
         if self._fetch is None:
             return False
-        came = self._fetch(self._manifest.blobs[extent.blob], extent.offset, out, old, False)
+        came = self._fetch(self._directory, self._manifest.blobs[extent.blob], extent.offset, out, old, False)
         self.received_bytes += came or 0
         return came is not None
 
@@ -118,4 +121,4 @@ class RemotePieces:
         record = self._manifest.blobs[blob]
         if self._fetch is None:
             raise BytesElsewhere(f"blob {record.digest} of {self._manifest.name} is stored only on a remote")
-        self.received_bytes += self._fetch(record, offset, into, None, again) or 0
+        self.received_bytes += self._fetch(self._directory, record, offset, into, None, again) or 0

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
 from typing import TYPE_CHECKING
 
 from ckstore.errors import BadInput, DamagedBlob, OtherHash
@@ -130,10 +129,9 @@ def open_checked(context: Context, path: StorePath, *, timeout_s: float = 10.0) 
         remember(context, of.lock, [MarkEntry(error.blob, error.names, error.message)])
 
     directory.on_damage = on_damage
-    if context.fetch is not None:
-        directory.fetch = partial(context.fetch, directory)
+    directory.fetch = context.fetch
     if context.rescuer is not None:
-        directory.rescue = partial(context.rescuer.blob, directory)
+        directory.rescue = context.rescuer.blob
         directory.on_close = context.rescuer.tell
     directory.threads = context.threads
     return directory

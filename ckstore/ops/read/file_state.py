@@ -82,14 +82,16 @@ class _FileView(CheckpointDirectory):
         # The lock belongs to the caller's checkpoint, which must remain open when the view is closed.
         super().__init__(directory.path, directory.lock, directory.stamp, directory.manifest, directory.manifest_id)
         self.threads = directory.threads
-        self.fetch = directory.fetch
-        self.rescue = directory.rescue
         self._in_memory: dict[str, int] = {}
-        report_damage = directory.on_damage
-        # The mark of damage must name tensors of the checkpoint. Therefore pass the checkpoint and not the view, whose
-        # manifest has other storages.
+        # Pass the checkpoint and not the view, whose manifest has other storages: for example, the mark of damage must
+        # name tensors of the checkpoint.
+        report_damage, fetch, rescue = directory.on_damage, directory.fetch, directory.rescue
         if report_damage is not None:
             self.on_damage = lambda _, error: report_damage(directory, error)
+        if fetch is not None:
+            self.fetch = lambda _, *asked: fetch(directory, *asked)
+        if rescue is not None:
+            self.rescue = lambda _, error, blob, *, first: rescue(directory, error, blob, first=first)
 
     def add_blob(self, data: bytearray, algorithm: Algorithm) -> BlobRecord:
         """Add a blob in memory."""

@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -248,9 +247,7 @@ class OpenCheckpoint:
             return held
         again = _again(held.path, self.info)
         again.on_damage, again.threads = held.on_damage, held.threads
-        # The function that downloads remote data belongs to one directory, so create it again for the new directory.
-        if isinstance(held.fetch, partial):
-            again.fetch = partial(held.fetch.func, again)
+        again.fetch, again.rescue, again.on_close = held.fetch, held.rescue, held.on_close
         # If several threads open the checkpoint again, `setdefault` atomically decides which directory is used. The
         # other directory is closed, since its lock would otherwise never be released.
         first = self._reopened.setdefault(held, again)

@@ -38,6 +38,10 @@ _KEPT_BYTES = 128 * 2**20
 _DECODED_MOST = 4096
 
 
+_KEPT_FILES = 200_000
+"""The maximum number of files in all encodings that are kept in memory, about 40 MB. An encoding can be read again."""
+
+
 class MissingFile(Exception):
     """A file is missing on the remote."""
 
@@ -47,12 +51,18 @@ def nothing_near(_: str) -> Buffer | None:
     return None
 
 
+def _file_count(encoding: Encoding) -> int:
+    return len(encoding.encoded) + len(encoding.links)
+
+
 class Decoding:
     """Reads plain blobs of the checkpoints of one remote. Threads may share an instance."""
 
     def __init__(self, objects: Objects, read: ReadFile, near: Near, where: str) -> None:
         self._objects = objects
-        self._encodings: dict[Place, Encoding | None] = {}
+        self._plain: set[Place] = set()  # checkpoints without an encoding
+        self._encodings: OrderedDict[Place, Encoding] = OrderedDict()
+        self._file_count = 0  # the number of files in `_encodings`
         self._read, self._near, self._where = read, near, where
         self._kept: OrderedDict[str, Buffer] = OrderedDict()
         self._mutex = threading.Lock()
@@ -61,29 +71,38 @@ class Decoding:
         """Return the form in which the blobs of a checkpoint are stored. It is plain for a missing checkpoint."""
         return self._encoding(place) or PLAIN_FORM
 
-    def note(self, place: Place, manifest: bytes | None) -> None:
-        """Keep the encoding of a checkpoint from its ``manifest.json``, so that the file is not read again.
+    def note(self, place: Place, manifest: bytes | None) -> Encoding | None:
+        """Keep and return the encoding of a checkpoint from its ``manifest.json``, so that the file is not read again.
 
         A missing or plain manifest means that the checkpoint has no encoding.
         """
         if manifest is None or not begins_one(manifest[:HEAD_BYTES]):
-            self._encodings[place] = None
-            return
+            self._plain.add(place)
+            return None
         try:
             found = parse_encoding(manifest, where=f"{place.manifest} at {self._where}")
         except CkstoreError as error:
             raise RemoteError(error.message, hint=error.hint) from error
         if found.checkpoint != place.id:
             raise RemoteError(f"{place.manifest} at {self._where} is of another checkpoint: {found.checkpoint}")
-        self._encodings[place] = found
+        with self._mutex:
+            if place not in self._encodings:
+                self._encodings[place] = found
+                self._file_count += _file_count(found)
+            while self._file_count > _KEPT_FILES and len(self._encodings) > 1:
+                _, oldest = self._encodings.popitem(last=False)
+                self._file_count -= _file_count(oldest)
+        return found
 
     def _encoding(self, place: Place) -> Encoding | None:
-        if place not in self._encodings:
-            head = memoryview(bytearray(HEAD_BYTES))
-            # Only the head is read at first, because most checkpoints are plain, and their manifests are long.
-            is_one = self._objects.read_into(place.manifest, 0, head) and begins_one(bytes(head))
-            self.note(place, self._objects.get(place.manifest, MANIFEST_MAX_BYTES) if is_one else None)
-        return self._encodings[place]
+        if place in self._plain:
+            return None
+        if (found := self._encodings.get(place)) is not None:
+            return found
+        head = memoryview(bytearray(HEAD_BYTES))
+        # Only the head is read at first, because most checkpoints are plain, and their manifests are long.
+        is_one = self._objects.read_into(place.manifest, 0, head) and begins_one(bytes(head))
+        return self.note(place, self._objects.get(place.manifest, MANIFEST_MAX_BYTES) if is_one else None)
 
     def read_into(self, place: Place, digest: str, offset: int, into: memoryview) -> int | None:
         """Fill memory with bytes of a plain blob. Return the number of bytes received, or None if a file is missing."""

@@ -21,7 +21,7 @@ class RemoteReader:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._sources: dict[RemoteHolder, Source] = {}
+        self._sources: dict[tuple[str, str], Source] = {}  # uuid and name of a remote -> its source
         self._fetched = DownloadCache(context)
 
     def __call__(  # noqa: PLR0917 - the form of `Context.fetch`
@@ -70,6 +70,8 @@ class RemoteReader:
                     if old is None:
                         self._fetched.keep(blob.digest, offset, into)
                     return came
+                if old is not None:  # the remote only lacks the difference
+                    continue
                 problems.append(f"{holder.name} lacks it")
             except CkstoreError as error:
                 problems.append(f"{holder.name}: {error.message}")
@@ -77,13 +79,18 @@ class RemoteReader:
                     hint = f"add it again under its name: ckstore remote add {holder.name} PLACE"
                 elif isinstance(error, NoSuchRemote | RemoteDenied | RemoteUnavailable):
                     hint = error.hint
+            # The next read opens the remote again, because another place may have been set for it, or another store may
+            # have encoded the blob.
+            self._sources.pop((holder.uuid, holder.name), None)
         if old is not None:
             return None
         msg = f"blob {blob.digest} of {manifest.name} is only on a remote and was not fetched: {'; '.join(problems)}"
         raise BytesElsewhere(msg, hint=hint)
 
     def _source(self, holder: RemoteHolder) -> Source:
-        found = self._sources.get(holder)
+        # All checkpoints on a remote share one source. The claim in `holder` differs for each of them.
+        key = holder.uuid, holder.name
+        found = self._sources.get(key)
         if found is not None:
             return found
         # No lock is used, because it would be held during requests, and a child forked meanwhile would wait for it
@@ -93,4 +100,4 @@ class RemoteReader:
         if uuid_of(remote) != holder.uuid:
             msg = f"another remote has the name {holder.name}: its uuid is not {holder.uuid}"
             raise RemoteError(msg)
-        return self._sources.setdefault(holder, source_of(remote, near(self._context.layout)))
+        return self._sources.setdefault(key, source_of(remote, near(self._context.layout)))
