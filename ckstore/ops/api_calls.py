@@ -232,6 +232,8 @@ def describe_os_error(error: OSError) -> str:
         paths = (error.filename, error.filename2)
         cause = cause_of(path for path in paths if isinstance(path, (str, bytes)))
         where += f": {cause}" if cause else ""
+    if error.errno == errno.EFBIG:
+        where += ": the limit of this process (ulimit -f) or of the filesystem is smaller"
     return f"{reason}{where}"
 
 

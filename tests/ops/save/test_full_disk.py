@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import resource
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
 from ckstore import Store
-from ckstore.errors import InsufficientSpace
+from ckstore.errors import InsufficientSpace, SaveFailed
 from ckstore.ops.save import save as save_module
 from tests.support.stores import check_store
 
@@ -114,3 +115,17 @@ def test_a_filesystem_without_inodes_refuses_early(make_filesystem: Callable[[st
         store.save({"w": drawn(10 * MIB, 0)})
 
     assert store.save({"w": drawn(2 * MIB, 0)}).step == 0
+
+
+def test_a_save_beyond_the_file_size_limit_of_the_process_names_the_limit(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with Store.init(tmp_path / "store") as store:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, before[1]))
+        try:
+            with pytest.raises(SaveFailed, match=r"File too large.*ulimit -f"):
+                store.save({"w": np.random.default_rng(1).random(2**20)}, step=1)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+        store.save({"w": np.random.default_rng(1).random(2**20)}, step=1)
+        check_store(store.path)
