@@ -17,6 +17,10 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 
+GC_PAUSED_MOST_S = 2.0
+"""The longest pause of the collector in a save. Without collections, a save of 20,000 tensors takes 0.8 to 0.9 of the
+time. In a longer save this time matters less, and the garbage of other threads may hold memory of a GPU."""
+
 _WARNING = 30  # the level of `logging`
 
 

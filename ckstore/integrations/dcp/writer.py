@@ -29,7 +29,7 @@ from ckstore.errors import BadInput, CkstoreError, RankMismatch, SaveFailed
 from ckstore.integrations.dcp.group import rank_in
 from ckstore.integrations.dcp.lineages import Continues, open_again, sent
 from ckstore.integrations.dcp.replicas import differing, refuse_differing
-from ckstore.interpreter import log_notes
+from ckstore.interpreter import GC_PAUSED_MOST_S, log_notes, python_gc_paused
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.ranks import DcpValue
 from ckstore.model.names import check_own_run, check_step
@@ -270,7 +270,8 @@ def _stage(
     context = context_of(store)
     context.check_writable()
     who = writer._who()  # noqa: SLF001
-    with failing_as_save(context, f"saving {writer.checkpoint_id} at {who}"):
+    act = f"saving {writer.checkpoint_id} at {who}"
+    with failing_as_save(context, act), python_gc_paused(most_s=GC_PAUSED_MOST_S):
         content = _content_of(plan, planner, context.settings.chunk_bytes, writer.keys)
         if (at_call := writer.at_call) is not None:
             content.about["parent"] = at_call.parent_now(context, writer.run)

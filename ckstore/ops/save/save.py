@@ -33,7 +33,7 @@ from ckstore.errors import (
     UnknownOutcome,
 )
 from ckstore.fs import files
-from ckstore.interpreter import python_gc_paused
+from ckstore.interpreter import GC_PAUSED_MOST_S, python_gc_paused
 from ckstore.model.manifest.info import CheckpointInfo, Published, SaveCounters
 from ckstore.model.manifest.lineage import CountedPieces
 from ckstore.model.manifest.manifest import (
@@ -104,9 +104,6 @@ CATALOG_TIMEOUT_S = 5.0
 # A try fails if another process publishes the same step first. This number of failures in a row would be an endless
 # loop and not a race.
 _AUTO_STEP_TRIES = 100
-# Without collections, a save of 20,000 tensors takes 0.8 to 0.9 of the time. For larger states, this time matters less,
-# and the garbage of other threads may hold memory of a GPU.
-_COLLECTOR_PAUSED_MOST_S = 2.0
 _MARK_S = 8e-6  # the time to check one checkpoint for a mark
 
 
@@ -154,7 +151,7 @@ def save(context: Context, state: object, request: Request) -> CheckpointInfo:
     # Check the arguments before the state is walked or staged, so that an invalid tag does not cost minutes of work.
     request.check()
     context.check_writable()
-    with python_gc_paused(most_s=_COLLECTOR_PAUSED_MOST_S):
+    with python_gc_paused(most_s=GC_PAUSED_MOST_S):
         # No variable here refers to the captured state, so that it is freed before the collector runs again.
         return save_captured(context, _captured(state), request)
 
@@ -282,7 +279,7 @@ def _publish_once(  # noqa: PLR0917
     act_name = f"saving {request.run}@{'next step' if request.step is None else request.step}"
     notes = patience.notes()
     laps = PhaseTimer()
-    with failing_as_save(context, act_name), python_gc_paused(most_s=_COLLECTOR_PAUSED_MOST_S):
+    with failing_as_save(context, act_name), python_gc_paused(most_s=GC_PAUSED_MOST_S):
         # On a full disk, this mkdir fails first. `failing_as_save` turns its error into `InsufficientSpace`.
         staging = create()
         try:
