@@ -16,7 +16,7 @@ from ckstore.interpreter import log_notes
 from ckstore.model.brief import BriefList
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import AUTO, CAPTURED, DEFAULT_RUN, check_run, expanded
-from ckstore.ops.api_calls import api_call, api_call_in_memory, check_options
+from ckstore.ops.api_calls import api_call, api_call_in_memory, check_options, of_state
 from ckstore.remote.mirror.attachment import attach, wake_mirror
 from ckstore.saver.helper_processes import COMPACTION
 
@@ -371,6 +371,7 @@ class Store:
     ) -> CheckpointInfo | NotSaved: ...
 
     @api_call
+    @of_state
     def save(
         self,
         state: object,
@@ -488,6 +489,7 @@ class Store:
         return self._log_warnings(save_once, on_failure, run, step)
 
     @api_call_in_memory
+    @of_state
     def save_async(
         self,
         state: object,
@@ -672,6 +674,7 @@ class Store:
     ) -> CheckpointInfo | NotSaved: ...
 
     @api_call
+    @of_state
     def commit(
         self,
         paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
@@ -809,6 +812,7 @@ class Store:
         return checkout(self._context, ref, expanded(destination), link=link, only=globs, progress=progress)
 
     @api_call
+    @of_state
     def export(
         self,
         ref: RefLike,
@@ -871,6 +875,7 @@ class Store:
         )
 
     @api_call
+    @of_state
     def export_safetensors(
         self,
         ref: RefLike,
@@ -943,6 +948,7 @@ class Store:
         return verify_export(expanded(export), progress)
 
     @api_call
+    @of_state
     def load(
         self,
         ref: RefLike = "latest",
@@ -1017,6 +1023,7 @@ class Store:
         )
 
     @api_call
+    @of_state
     def load_into(
         self,
         target: Any,
@@ -1397,6 +1404,7 @@ class Store:
         delete(self._context, ref, dry_run=dry_run, now=now)
 
     @api_call
+    @of_state
     def verify(
         self,
         ref: RefLike | None = None,
@@ -1525,6 +1533,7 @@ class Store:
         return touch(self._context, ref, run)
 
     @api_call
+    @of_state
     def diff(
         self,
         before: RefLike,

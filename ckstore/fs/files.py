@@ -462,6 +462,7 @@ def read_into(fd: int, offset: int, out: memoryview, subject: str) -> None:
     Raises:
         DamagedBlob: The file ends too early, or the disk cannot read the bytes.
     """
+    end_overdue_pauses()
     done = 0
     while done < len(out):
         try:

@@ -19,6 +19,7 @@ from typing import Self
 from ckstore.errors import InUse, UnsafePlace
 from ckstore.fs import dirfd_stat, files, links
 from ckstore.fs.dirfd_stat import StorePath, open_at
+from ckstore.interpreter import end_overdue_pauses
 
 # Locks are polled, because a blocking flock has no deadline. The pause grows, to reduce the load on the lock server.
 _POLL_FIRST_S = 0.001
@@ -117,6 +118,7 @@ class LockFile:
             if left_s <= 0:
                 msg = f"{self.path} is locked by another process, of this host or another one"
                 raise InUse(msg, hint="wait until it is done; the lock ends with its holder")
+            end_overdue_pauses(min(pause_s, left_s))
             time.sleep(min(pause_s, left_s))
             pause_s = min(2 * pause_s, _POLL_MOST_S)
 

@@ -24,6 +24,7 @@ from ckstore.errors import InUse
 from ckstore.fs.dirfd_stat import CLOSED, AnyPath, OpenDir, StorePath, at, close_quietly, open_directory
 from ckstore.fs.lock_files import BUSY, LockFile
 from ckstore.fs.lock_holders import named_holders
+from ckstore.interpreter import end_overdue_pauses
 
 # Locks are polled, because a blocking flock has no deadline. A save holds the lock of a run only for some system calls.
 _POLL_FIRST_S = 0.001
@@ -246,6 +247,7 @@ def _wait_for(fd: int, kind: int, deadline: float, path: AnyPath) -> None:
             who = named_holders(os.fstat(fd)) if pause_s > _POLL_FIRST_S else ""
             msg = f"{path} is locked by another process{who}"
             raise InUse(msg, hint="wait until it is done; the lock ends with its holder")
+        end_overdue_pauses(min(pause_s, left_s))
         time.sleep(min(pause_s, left_s))
         pause_s = min(2 * pause_s, _POLL_MOST_S)
 

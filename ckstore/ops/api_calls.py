@@ -19,6 +19,7 @@ from typing import Any, ParamSpec, TypeVar
 from ckstore.errors import CkstoreError, InsufficientSpace, InUse, UnsafePlace
 from ckstore.fs import files
 from ckstore.fs.dirfd_stat import NotInStore
+from ckstore.interpreter import GC_PAUSED_MOST_S, python_gc_paused
 from ckstore.model.names import DEFAULT_RUN
 
 P = ParamSpec("P")
@@ -83,6 +84,19 @@ def api_call(method: Callable[P, R]) -> Callable[P, R]:
 def api_call_in_memory(method: Callable[P, R]) -> Callable[P, R]:
     """Do the same as `api_call` for a method of a store, but compare only paths and make no system call."""
     return _as_act(method, lambda first: (first.path,))
+
+
+def of_state(method: Callable[P, R]) -> Callable[P, R]:
+    """Pause Python's collector during a function that handles a whole state, which is many small objects."""
+
+    @functools.wraps(method)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        # The pause includes the return of the function, which frees these objects. Otherwise the collector would walk
+        # them just before they are freed.
+        with python_gc_paused(most_s=GC_PAUSED_MOST_S):
+            return method(*args, **kwargs)
+
+    return call
 
 
 def _as_act(method: Callable[P, R], places: Callable[[Any], tuple[object, ...]]) -> Callable[P, R]:

@@ -214,6 +214,7 @@ def for_each(
                 item = waiting.popleft()
             except IndexError:  # no items are left
                 return
+            end_overdue_pauses()
             try:
                 work(item)
             except BaseException:
@@ -250,6 +251,7 @@ def waited_for(future: Future[Any], help_out: Callable[[], None]) -> Iterator[No
             future.exception(timeout=_LOOK_S)  # returns the error of the work
         except FutureTimeout:
             help_out()
+            end_overdue_pauses()
             yield
     future.result()
     yield

@@ -204,7 +204,7 @@ def pause(seconds: float, is_over: Callable[[], bool]) -> None:
     deadline_s, end_s = time.monotonic() + seconds, _process_end_s
     # Sleep in short intervals, since a signal handler that only sets a flag does not end a long sleep.
     while (left_s := deadline_s - time.monotonic()) > 0 and _process_end_s == end_s and not is_over():
-        end_overdue_pauses()
+        end_overdue_pauses(left_s)
         time.sleep(min(left_s, _POLL_S))
 
 

@@ -28,6 +28,7 @@ from typing import Any, ClassVar, Self
 from ckstore.errors import BadInput, DamagedBlob, InUse, RankFailed, RankMismatch, SaveFailed
 from ckstore.fs import dirfd_stat, files, links, locks
 from ckstore.fs.dirfd_stat import StorePath
+from ckstore.interpreter import end_overdue_pauses
 from ckstore.model.digest import ALGORITHMS
 from ckstore.model.document import parse_object
 from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES
@@ -258,5 +259,6 @@ class Backoff:
 
     def wait(self) -> None:
         """Sleep for the next pause."""
+        end_overdue_pauses(self._pause_s)
         time.sleep(self._pause_s)
         self._pause_s = min(2 * self._pause_s, _POLL_MOST_S)

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from ckstore.errors import CkstoreError, RankFailed, RankMismatch, StoreNotFound
-from ckstore.interpreter import GC_PAUSED_MOST_S, python_gc_paused
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.objects.checkpoints import published_of_step
 from ckstore.ops.context import Context
@@ -112,8 +111,7 @@ def _save(context: Context, work: RankWork, request: Request, captured: Captured
             # the same rank is detected.
             # Any rank may publish, but only the first rank gets facts from its subscribers, so its part carries them.
             about = {FACTS: request.facts} if who.rank == 0 and request.facts else {}
-            with python_gc_paused(most_s=GC_PAUSED_MOST_S):
-                staging = stage_part(context, work, Content(captured, about), request.patience)
+            staging = stage_part(context, work, Content(captured, about), request.patience)
         except BaseException as error:
             deciding.fail(error)
             raise

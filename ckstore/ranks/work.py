@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from ckstore.errors import CkstoreError, RankFailed, UnknownOutcome
+from ckstore.interpreter import end_overdue_pauses
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.reports.progress import Progress
 from ckstore.ops.context import SaveWatch
@@ -156,6 +157,7 @@ class RankWork:
             with self._changed:
                 left_s = self._limit_s() - time.monotonic()
                 if self._ended is None and self._bytes is None and left_s > 0:
+                    end_overdue_pauses(_LOOK_S)
                     self._changed.wait(min(left_s, _LOOK_S))
                 ended, done = self._ended, self._bytes
                 self._bytes = None

@@ -1,6 +1,7 @@
 """The garbage collector is paused while a caller asks for it, and runs afterwards: with threads, errors and forks."""
 
 import gc
+import math
 import os
 import threading
 from collections.abc import Iterator
@@ -92,3 +93,14 @@ def test_a_pause_that_is_not_overdue_continues() -> None:
         end_overdue_pauses()
         assert not gc.isenabled()
     assert gc.isenabled()
+
+
+def test_a_pause_ends_before_a_wait_in_which_it_would_become_overdue() -> None:
+    with python_gc_paused(most_s=60.0):
+        end_overdue_pauses(within_s=30.0)
+        assert not gc.isenabled()
+        end_overdue_pauses(within_s=90.0)
+        assert gc.isenabled()
+    with python_gc_paused():
+        end_overdue_pauses(within_s=math.inf)
+        assert not gc.isenabled()

@@ -42,7 +42,7 @@ from ckstore.model.manifest.tensor_cuts import block_of, in_bytes
 from ckstore.model.training_identity import Parent
 from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.objects.pieces import PieceReader
-from ckstore.ops.api_calls import api_call
+from ckstore.ops.api_calls import api_call, of_state
 from ckstore.ops.read.common_pieces import HeldExtents, unchanged
 from ckstore.ops.read.dcp_entries import StateValue, entries_of
 from ckstore.ops.read.load import continue_from, lose_parents
@@ -166,6 +166,7 @@ class CkstoreReader(StorageReader):
 
 
 @api_call
+@of_state
 def _metadata(store: Store, info: CheckpointInfo) -> tuple[Metadata, int]:
     with open_directory(context_of(store), info) as directory, python_gc_paused():
         found = entries_of(directory.manifest)
@@ -190,6 +191,7 @@ def _content(store: Store, since: LoadReport | RefLike) -> TargetContent | None:
 
 
 @api_call
+@of_state
 def _read(
     store: Store,
     info: CheckpointInfo,

@@ -29,12 +29,12 @@ from ckstore.errors import BadInput, CkstoreError, RankMismatch, SaveFailed
 from ckstore.integrations.dcp.group import rank_in
 from ckstore.integrations.dcp.lineages import Continues, open_again, sent
 from ckstore.integrations.dcp.replicas import differing, refuse_differing
-from ckstore.interpreter import GC_PAUSED_MOST_S, log_notes, python_gc_paused
+from ckstore.interpreter import log_notes
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.ranks import DcpValue
 from ckstore.model.names import check_own_run, check_step
 from ckstore.objects.staging import Staging
-from ckstore.ops.api_calls import api_call, check_options
+from ckstore.ops.api_calls import api_call, check_options, of_state
 from ckstore.ops.free import reclaim
 from ckstore.ops.notices import warn
 from ckstore.ops.save.continuation import ParentAtCall
@@ -264,14 +264,14 @@ class CkstoreWriter(StorageWriter):
 
 
 @api_call
+@of_state
 def _stage(
     store: Store, writer: CkstoreWriter, plan: SavePlan, planner: SavePlanner, *, are_apart: bool
 ) -> tuple[Staging, Document]:
     context = context_of(store)
     context.check_writable()
     who = writer._who()  # noqa: SLF001
-    act = f"saving {writer.checkpoint_id} at {who}"
-    with failing_as_save(context, act), python_gc_paused(most_s=GC_PAUSED_MOST_S):
+    with failing_as_save(context, f"saving {writer.checkpoint_id} at {who}"):
         content = _content_of(plan, planner, context.settings.chunk_bytes, writer.keys)
         if (at_call := writer.at_call) is not None:
             content.about["parent"] = at_call.parent_now(context, writer.run)
@@ -290,6 +290,7 @@ def _stage(
 
 
 @api_call
+@of_state
 def _publish(store: Store, writer: CkstoreWriter, whole: MergedCheckpoint, watch: WorkWatch) -> CheckpointInfo:
     context = context_of(store)
     info = whole.publish(context, writer.request(), watch)

@@ -151,16 +151,10 @@ def save(context: Context, state: object, request: Request) -> CheckpointInfo:
     # Check the arguments before the state is walked or staged, so that an invalid tag does not cost minutes of work.
     request.check()
     context.check_writable()
-    with python_gc_paused(most_s=GC_PAUSED_MOST_S):
-        # No variable here refers to the captured state, so that it is freed before the collector runs again.
-        return save_captured(context, _captured(state), request)
-
-
-def _captured(state: object) -> Captured:
     with python_gc_paused():
         captured = capture(state)
     tell_left_out(captured.left_out)
-    return captured
+    return save_captured(context, captured, request)
 
 
 def _never(_: BaseException) -> bool:

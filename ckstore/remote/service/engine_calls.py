@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from ckstore.errors import RemoteError, RemoteUnavailable
+from ckstore.interpreter import GC_PAUSED_MOST_S, end_overdue_pauses
 from ckstore.remote.service.engine_errors import scrubbed
 
 T = TypeVar("T")
@@ -98,6 +99,9 @@ class CallThreads:
             self._calls.put(call)
         try:
             call_s = max(_CALL_S, most_s)
+            # The time of a request is not known. Most requests take much less than the longest pause of the collector.
+            if not call.done.wait(GC_PAUSED_MOST_S):
+                end_overdue_pauses(call_s)
             if not call.done.wait(call_s):
                 raise RemoteUnavailable(f"no answer came within {call_s:g} s")
         finally:

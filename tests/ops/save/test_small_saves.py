@@ -15,6 +15,7 @@ import pytest
 
 from ckstore import Store
 from ckstore.catalog import connection as connections
+from ckstore.ops import api_calls
 from ckstore.ops.save import save as saving
 from tests.support.stores import check_store
 
@@ -96,7 +97,8 @@ def test_the_commit_of_the_rows_of_a_save_is_not_synced_for_itself(
 def test_the_garbage_collector_is_paused_but_not_during_a_long_wait_for_the_disk(
     store: Store, monkeypatch: pytest.MonkeyPatch, most_s: float, runs: bool
 ) -> None:
-    monkeypatch.setattr(saving, "GC_PAUSED_MOST_S", most_s)
+    for module in (api_calls, saving):
+        monkeypatch.setattr(module, "GC_PAUSED_MOST_S", most_s)
     found: list[bool] = []
     real = os.fsync
 
