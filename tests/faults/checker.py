@@ -39,7 +39,7 @@ _FILE_NAMES = re.compile(
     # What a process was writing when it died; ignored by all, and the next to write there removes it (a tag's stays).
     | (checkpoints/{_RUN}/{_STEP}/ | pins/ )?\.new | refs/\.{_NAME}\.[0-9a-f]{{12}}
     | refs/{_NAME} | pins/{_NAME}\.json | reserve/.* | verified\.json | events\.jsonl(\.1)? | quarantine/{_DIGEST}\.\d+
-    | locks/(run-{_RUN} | tags | trash | store)  # made where settings that cannot be read may say that other hosts are there
+    | locks/(run-{_RUN} | tags | trash | store)  # if unreadable settings may say that there are other hosts
     """,
     re.VERBOSE,
 )

@@ -76,17 +76,22 @@ class Decoding:
 
         A missing or plain manifest means that the checkpoint has no encoding.
         """
-        if manifest is None or not begins_one(manifest[:HEAD_BYTES]):
-            self._plain.add(place)
-            return None
-        try:
-            found = parse_encoding(manifest, where=f"{place.manifest} at {self._where}")
-        except CkstoreError as error:
-            raise RemoteError(error.message, hint=error.hint) from error
-        if found.checkpoint != place.id:
-            raise RemoteError(f"{place.manifest} at {self._where} is of another checkpoint: {found.checkpoint}")
+        found = None
+        if manifest is not None and begins_one(manifest[:HEAD_BYTES]):
+            try:
+                found = parse_encoding(manifest, where=f"{place.manifest} at {self._where}")
+            except CkstoreError as error:
+                raise RemoteError(error.message, hint=error.hint) from error
+            if found.checkpoint != place.id:
+                raise RemoteError(f"{place.manifest} at {self._where} is of another checkpoint: {found.checkpoint}")
         with self._mutex:
-            if place not in self._encodings:
+            # Another store may have encoded the checkpoint since it was noted, so the earlier note is replaced.
+            self._plain.discard(place)
+            if (before := self._encodings.pop(place, None)) is not None:
+                self._file_count -= _file_count(before)
+            if found is None:
+                self._plain.add(place)
+            else:
                 self._encodings[place] = found
                 self._file_count += _file_count(found)
             while self._file_count > _KEPT_FILES and len(self._encodings) > 1:
