@@ -100,9 +100,10 @@ class CallThreads:
         try:
             call_s = max(_CALL_S, most_s)
             # The time of a request is not known. Most requests take much less than the longest pause of the collector.
-            if not call.done.wait(GC_PAUSED_MOST_S):
+            first_s = min(GC_PAUSED_MOST_S, call_s)
+            if not call.done.wait(first_s):
                 end_overdue_pauses(call_s)
-            if not call.done.wait(call_s):
+            if not call.done.wait(call_s - first_s):
                 raise RemoteUnavailable(f"no answer came within {call_s:g} s")
         finally:
             with self._mutex:
