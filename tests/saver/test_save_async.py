@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import json
 import os
 import signal
@@ -238,6 +239,29 @@ def test_when_as_many_as_may_be_are_under_way(store: Store, strike: Any) -> None
     second = store.save_async(state_of(1), step=1)
     assert first.done()
     assert second.result(DEADLINE_S).step == 1
+
+
+def test_the_garbage_collector_runs_while_a_save_waits_for_another_one(
+    store: Store, strike: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = strike("hashing", "wait", 1)
+    store.save_async(state_of(0), step=0)
+    changed = _client(store)._queue.changed
+    real, found = changed.wait_for, []
+
+    def wait_until(*given: Any) -> Any:
+        found.append(gc.isenabled())
+        return real(*given)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(changed, "wait_for", wait_until)
+        with pytest.raises(InUse, match=r"after 3 s"):
+            store.save_async(state_of(1), step=1, timeout_s=3)
+
+    (folder / "go-0").touch()
+    assert store.background.wait(DEADLINE_S)
+    assert found == [True]
+    check_store(store.path)
 
 
 def test_a_cancelled_save_is_not_published(store: Store, strike: Any) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from ckstore.errors import BadInput, CkstoreError, InUse
-from ckstore.interpreter import log, log_notes
+from ckstore.interpreter import end_overdue_pauses, log, log_notes
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.saver.messages import Order
 from ckstore.model.training_identity import Parent, after_save
@@ -132,6 +132,7 @@ class SaveQueue:
             if limits.when_busy == "wait":
                 # The limits are set before the wait, because the stall timeout of this caller applies during it.
                 self.limits = limits
+                end_overdue_pauses(limits.timeout_s)
                 if self.changed.wait_for(is_free, limits.timeout_s):
                     return True
             waited = f" after {limits.timeout_s} s" if limits.when_busy == "wait" else ""
