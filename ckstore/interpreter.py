@@ -17,10 +17,10 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 
-GC_PAUSED_MOST_S = 2.0
+GC_PAUSED_MOST_S = 5.0
 """The longest pause of the collector in a call that handles a whole state. Without collections, a call with 20,000
-tensors takes 0.5 to 0.9 of the time. In a longer call this time matters less, and the garbage of other threads may hold
-memory of a GPU."""
+tensors takes 0.5 to 0.9 of the time. On a busy machine, such a call takes several seconds. In a longer call this time
+matters less, and the garbage of other threads may hold memory of a GPU."""
 
 _WARNING = 30  # the level of `logging`
 
@@ -32,6 +32,9 @@ class _Pause:
         self._mutex = threading.RLock()  # a signal handler may save while this thread holds it
         self._blocks: dict[object, float] = {}  # each block, and when it is overdue
         self._stopped = False
+
+    def __bool__(self) -> bool:
+        return bool(self._blocks)
 
     def begin(self, block: object, overdue_s: float) -> None:
         with self._mutex:
@@ -47,8 +50,6 @@ class _Pause:
             self._restart_if_last()
 
     def end_before(self, time_s: float) -> None:
-        if not self._blocks:  # this is called for each of thousands of reads
-            return
         with self._mutex:
             for block in [block for block, overdue_s in self._blocks.items() if overdue_s < time_s]:
                 del self._blocks[block]
@@ -92,7 +93,8 @@ def end_overdue_pauses(within_s: float = 0.0) -> None:
 
     Code that waits for a disk, a network or another process calls this.
     """
-    _pause.end_before(time.monotonic() + within_s)
+    if _pause:  # this is called for each of thousands of reads
+        _pause.end_before(time.monotonic() + within_s)
 
 
 def log(level: int, text: str, *, name: str = "ckstore") -> None:

@@ -12,7 +12,7 @@ import fcntl
 import os
 import stat
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -454,6 +454,21 @@ def read_ahead(fd: int, offset: int, nbytes: int) -> None:
     # Without this call, the kernel reads a few hundred KiB ahead, in larger pages.
     with suppress(OSError):  # if the call fails, later reads are only slower
         os.posix_fadvise(fd, offset, nbytes, os.POSIX_FADV_WILLNEED)
+
+
+def read_into_many(fd: int, offset: int, buffers: Sequence[memoryview], nbytes: int) -> bool:
+    """Fill buffers of `nbytes` together with the bytes of a file from `offset`, by one call.
+
+    Return False if the call reads fewer bytes, for example because a signal interrupts it, or because the disk cannot
+    read all of them.
+    """
+    end_overdue_pauses()
+    try:
+        return os.preadv(fd, buffers, offset) == nbytes
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        return False
 
 
 def read_into(fd: int, offset: int, out: memoryview, subject: str) -> None:

@@ -32,6 +32,7 @@ class Region:
     address: int  # address of its first byte
     nbytes: int  # its size
     memory: Any  # its writable bytes, or a `DeviceMemory` if it is on a device
+    owner: object  # keeps the memory alive
 
 
 def row_major(shape: Sequence[int]) -> tuple[int, ...]:

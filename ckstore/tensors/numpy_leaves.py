@@ -129,7 +129,7 @@ def region(target: npt.NDArray[Any], leaf: LeafRecord) -> Region | None:
     if leaf.strides is not None or not target.flags.c_contiguous or not target.size:
         return None
     flat = target.view(np.ndarray).reshape(-1).view(np.uint8)
-    return Region(flat.ctypes.data, flat.nbytes, flat.data)
+    return Region(flat.ctypes.data, flat.nbytes, flat.data, flat)
 
 
 def address_of(target: npt.NDArray[Any]) -> int:

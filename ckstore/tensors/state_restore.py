@@ -150,10 +150,11 @@ def allocate(kind: LeafKind, nbytes: int) -> StorageMemory:
 def _fresh(kind: LeafKind, nbytes: int) -> StorageMemory:
     owner: Any
     if kind == "torch":
-        from ckstore.tensors import torch_leaves
+        from ckstore.tensors.torch_leaves import empty_bytes
+        from ckstore.tensors.torch_sources import memory_at
 
-        owner = torch_leaves.empty_bytes(nbytes)
-        return StorageMemory(owner, memoryview(owner.numpy()))
+        owner = empty_bytes(nbytes)
+        return StorageMemory(owner, memory_at(owner.data_ptr(), nbytes, writable=True))
     if kind == "numpy":
         from ckstore.tensors import numpy_leaves
 

@@ -77,7 +77,7 @@ def shape_of_parts(node: Node) -> tuple[int, ...] | None:
 
 def name_below(path: str, key: object) -> str:
     """Return the name of the value for `key` in a dict at `path`, even if the key cannot be stored."""
-    if key is None or isinstance(key, str | int | float | tuple):
+    if type(key) is str or key is None or isinstance(key, (str, int, float, tuple)):
         return join(path, key)
     return f"{path}[{key!r}]"
 

@@ -179,10 +179,7 @@ def _read_parts(
     def read_blob(of_blob: list[Part]) -> None:
         with PieceReader(directory, verify=verify) as pieces:
             pieces.read_ahead(of_blob)
-            for part in of_blob:
-                pieces.read(part)
-                if tally is not None:
-                    tally.add(len(part.out))
+            pieces.read_all(of_blob, (lambda _: None) if tally is None else tally.add)
             if tally is not None:
                 tally.receive(pieces.received_bytes)
 

@@ -284,7 +284,8 @@ def _load_into_open(
         _check_fits(load, directory, request)
         check_room(directory, plan.new_bytes + plan.kept_bytes)
         # From here on the target may hold parts of this checkpoint.
-        begin(plan.filling.addresses)
+        addresses = plan.filling.addresses
+        begin(addresses)
         # Allocate memory first, because an allocation that fails during the reading would leave a mixture of two
         # checkpoints in the target.
         plan.prepare([storage.nbytes for storage in manifest.storages])
@@ -317,7 +318,7 @@ def _load_into_open(
     report = LoadReport(info, tuple(found.missing), tuple(found.unexpected), found.mismatched, found.cast)
     names = frozenset(manifest.leaves[index].name for index in plan.taken)
     loaded = TargetContent(manifest, request.select, request.rename, names, is_verified=request.verify)
-    begin_content(loaded, plan.filling.addresses)
+    begin_content(loaded, plan.filling.addresses if plan.new_bytes else addresses)
     return replace(report, read_bytes=tally.done_bytes, received_bytes=tally.received_bytes, _loaded=loaded)
 
 

@@ -6,6 +6,7 @@ import math
 from bisect import bisect_left, insort
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 from ckstore.model.manifest.leaf_records import itemsize
@@ -26,7 +27,7 @@ class Filling:
         self._leaves = leaves
         self._bound: dict[int, Any] = {}
         self._new: set[int] = set()
-        self._direct: set[int] = set()
+        self._direct: dict[int, Region] = {}
         self._copied: dict[int, list[int]] = {}
         self._cast: dict[int, str] = {}
         self._made: dict[int, tuple[Callable[[], Any], str]] = {}
@@ -37,7 +38,7 @@ class Filling:
 
         If `cast_as`, the name of `target`, is given, the values may be converted to the dtype of `target`.
         """
-        functions, leaf = _functions(target), self._leaves[index]
+        leaf, functions = self._leaves[index], _functions(target)
         if not functions.takes(target, leaf):
             if cast_as is None or not functions.casts(target, leaf):
                 return False
@@ -49,7 +50,7 @@ class Filling:
     def same_dtype_addresses(self) -> frozenset[int]:
         """The addresses of the bound tensors that are filled from a leaf with their dtype."""
         return frozenset(
-            _leaves(target).address_of(target)
+            _functions(target).address_of(target)
             for index, target in self._bound.items()
             if is_tensor(target) and index not in self._cast
         )
@@ -73,7 +74,7 @@ class Filling:
     @property
     def addresses(self) -> frozenset[int]:
         """The addresses at which the memory of the bound tensors and arrays begins."""
-        return frozenset(_leaves(target).address_of(target) for target in self._bound.values()) - {0}
+        return frozenset(_functions(target).address_of(target) for target in self._bound.values()) - {0}
 
     @property
     def later_bytes(self) -> int:
@@ -100,19 +101,19 @@ class Filling:
             self.bind(make(), index, cast_as=name)
         wanted = defaultdict(list)
         for index in (*self._bound, *self._new):
-            if not is_empty(self._leaves[index]):
-                wanted[self._leaves[index].storage].append(index)
+            leaf = self._leaves[index]
+            if not is_empty(leaf):
+                wanted[leaf.storage].append(index)
         sizes = self._sizes() if storage_bytes is None else storage_bytes
-        direct: dict[int, Any] = {}
         claims = _Claims()
         for storage, indexes in wanted.items():
             region = self._region_of(indexes, sizes[storage])
             # If two storages of the checkpoint share memory in the target, threads would overwrite each other's data.
             if region is not None and claims.add(region):
-                direct[storage] = region.memory
-            elif not any(index in self._new for index in indexes):
+                self._direct[storage] = region
+            elif self._new.isdisjoint(indexes):
                 self._copied[storage] = indexes
-        self._direct = set(direct)
+        direct = {storage: region.memory for storage, region in self._direct.items()}
         return direct, sorted(self._copied), set(wanted) - set(direct) - set(self._copied)
 
     def streams(self, storage: int, cuts: Sequence[int]) -> bool:
@@ -147,16 +148,18 @@ class Filling:
     def finish(self, memory: Callable[[int], StorageMemory]) -> Callable[[int], object]:
         """Copy bound leaves from storages in new memory, and return a function that returns the value of a leaf."""
         maker = LeafMaker(self._leaves, memory)
+        modified = []
         for index, target in self._bound.items():
             leaf = self._leaves[index]
-            if is_empty(leaf) or leaf.storage in self._copied:
-                continue
-            if leaf.storage not in self._direct:
+            if leaf.storage in self._direct:
+                if leaf.kind == "torch" and not is_empty(leaf):
+                    modified.append(target)
+            elif leaf.storage not in self._copied and not is_empty(leaf):
                 self._count(index, _functions(target).fill(target, maker.leaf(index)))
-            elif is_tensor(target):
-                # The tensor was filled from the disk without torch. Without this call, autograd would not detect that
-                # a value that it saved has changed.
-                _functions(target).count_as_modified(target)
+        if modified:
+            # These tensors were filled from the disk without torch. Without this call, autograd would not detect that a
+            # value that it saved has changed.
+            _functions(modified[0]).count_as_modified(modified)
 
         def value(index: int) -> object:
             return self._bound[index] if index in self._bound else maker.leaf(index)
@@ -165,17 +168,18 @@ class Filling:
 
     def _region_of(self, indexes: Sequence[int], nbytes: int) -> Region | None:
         """Return the region of the target with the same layout as the whole storage, or None."""
-        if any(index in self._new for index in indexes):
+        if not self._new.isdisjoint(indexes):
             return None
         for index in indexes:
             leaf = self._leaves[index]
             # A direct read writes all bytes of the storage. Bytes outside this leaf would be written beyond the tensor.
-            if leaf.offset or not _end_bytes(leaf) == _elements_bytes(leaf) == nbytes:
+            if leaf.offset or _elements_bytes(leaf) != nbytes or _end_bytes(leaf) != nbytes:
                 continue
             # A direct read cannot convert values to another dtype.
             if index in self._cast:
                 continue
-            region: Region | None = _functions(self._bound[index]).region(self._bound[index], leaf)
+            target = self._bound[index]
+            region: Region | None = _functions(target).region(target, leaf)
             if region is not None and all(self._lies_in(region, other) for other in indexes if other != index):
                 return region
         return None
@@ -223,25 +227,24 @@ def _elements_bytes(leaf: LeafRecord) -> int:
 
 
 def _end_bytes(leaf: LeafRecord) -> int:
-    strides = row_major(leaf.shape) if leaf.strides is None else tuple(max(s, 0) for s in leaf.strides)
+    if leaf.strides is None:
+        return leaf.offset + _elements_bytes(leaf)
+    strides = [max(s, 0) for s in leaf.strides]
     return leaf.offset + span_elements(leaf.shape, strides) * (itemsize(leaf.kind, leaf.dtype) or 0)
 
 
 def _functions(target: Any) -> Any:
     """Return the module with the functions for a target of this kind."""
-    if is_tensor(target):
+    return _module(is_tensor(target))
+
+
+@cache
+def _module(for_tensors: bool) -> Any:  # noqa: FBT001 - the result is kept by this argument
+    # An import statement in a function of a state with 20,000 tensors would take longer than most of these functions.
+    if for_tensors:
         from ckstore.tensors.targets import torch_targets
 
         return torch_targets
-    return _leaves(target)
-
-
-def _leaves(target: Any) -> Any:
-    """Return the module with the functions for leaves of this kind."""
-    if is_tensor(target):
-        from ckstore.tensors import torch_leaves
-
-        return torch_leaves
     from ckstore.tensors import numpy_leaves
 
     return numpy_leaves

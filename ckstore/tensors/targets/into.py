@@ -190,8 +190,7 @@ class _TargetWalk:
         if isinstance(node, list) and node[0] == "parts":
             return self._parts(target, node, path)
         if torch_targets.can_be_filled(target):
-            if not self.comparison.contradicts(target, node, path) and self.comparison.bind(target, node, path):
-                self.comparison.take(target, node, path)
+            self.comparison.fill(target, node, path)
         elif not target.is_meta:
             found = f"{torch_targets.describe_unfilled(target)} in the target"
             self.comparison.mismatch(path, "a plain tensor with memory", found)

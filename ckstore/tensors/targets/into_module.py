@@ -91,11 +91,8 @@ class _Module:
                 self.handed[loader.prefix][key] = item
         elif place is not None and place.value.is_meta:
             self._take_meta(key, place.value, name, item)
-        elif place is not None:
-            value = place.value
-            if not self.comparison.contradicts(value, item, name) and self.comparison.bind(value, item, name):
-                self.loaded.add(key)
-                self.comparison.take(value, item, name)
+        elif place is not None and self.comparison.fill(place.value, item, name):
+            self.loaded.add(key)
 
     def _lost_parts(self) -> set[str]:
         """Report tensors with parts that the module does not accept, and return the keys of these tensors.
@@ -204,9 +201,8 @@ class _Module:
     def _take_meta(self, key: str, value: torch.Tensor, name: str, item: Node) -> None:
         if not self.comparison.terms.assign:
             self.comparison.differences.meta.append(name)
-        elif not self.comparison.contradicts(value, item, name) and self.comparison.bind(value, item, name):
+        elif self.comparison.fill(value, item, name):
             self.assigned[key] = lambda leaf: leaf(item[1])
-            self.comparison.take(value, item, name)
             self.comparison.filling.bind_later(self._maker(value), item[1], name)
 
     @staticmethod

@@ -197,6 +197,19 @@ class Comparison:
         self.differences.cast[name] = f"{leaf.dtype} to {wanted}"
         return True
 
+    def fill(self, live: Any, item: Node, name: str) -> bool:
+        """Plan to fill a tensor from a leaf of the checkpoint, and record this. If it does not fit, report the reason.
+
+        This is `contradicts`, `bind` and `take` in one call.
+        """
+        key = _elements_key(live)
+        known = self._taken.get(key)
+        if (known is not None and self._differs_from(known, item, name)) or not self.bind(live, item, name):
+            return False
+        if known is None:
+            self._taken[key] = name, item, live
+        return True
+
     def take(self, live: Any, item: Node, name: str) -> None:
         """Record that a tensor or an array of the target gets the values of a node."""
         self._taken.setdefault(_elements_key(live), (name, item, live))
@@ -208,9 +221,12 @@ class Comparison:
     def contradicts(self, live: Any, item: Node, name: str) -> bool:
         """Whether a tensor gets other values under another of its names. If so, report the mismatch."""
         known = self._taken.get(_elements_key(live))
-        if known is None or not isinstance(item, list) or item[0] not in ("leaf", "parts"):
-            return False
+        return known is not None and self._differs_from(known, item, name)
+
+    def _differs_from(self, known: tuple[str, Node, object], item: Node, name: str) -> bool:
         first, node, _ = known
+        if not isinstance(item, list) or item[0] not in ("leaf", "parts"):
+            return False
         pairs = list(zip_longest(leaf_numbers(node), leaf_numbers(item)))
         if all(None not in pair and self.have_same_values(*pair) for pair in pairs):
             return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
 
 import torch
@@ -12,9 +13,10 @@ from ckstore.model.sizes import SMALL_BELOW_BYTES
 from ckstore.tensors.device.memory_space import space_of
 from ckstore.tensors.memory_layout import Region, may_overlap, row_major
 from ckstore.tensors.refusals import type_name
-from ckstore.tensors.torch_leaves import DTYPE_NAMES, DTYPES, as_bits
+from ckstore.tensors.torch_leaves import DTYPE_NAMES, DTYPES, address_of, as_bits
 from ckstore.tensors.torch_ranges import count_beyond
 from ckstore.tensors.torch_rows import views_of
+from ckstore.tensors.torch_sources import memory_at
 
 _PACKED = {dtype for name, dtype in DTYPES.items() if name in ("complex32", "bcomplex32", "float4_e2m1fn_x2")}
 """Dtypes that torch supports, but converts wrongly or not at all."""
@@ -96,7 +98,7 @@ def region(target: torch.Tensor, leaf: LeafRecord) -> Region | None:
         None if the layouts differ, if the bits in memory are not those of the values (conjugate and negative views), or
         if the tensor is on a device and so small that a copy is as fast.
     """
-    space = space_of(target.device)
+    space = None if target.is_cpu else space_of(target.device)
     if not (target.is_cpu or space) or target.is_conj() or target.is_neg() or not target.numel():
         return None
     if leaf.strides is None:
@@ -104,29 +106,22 @@ def region(target: torch.Tensor, leaf: LeafRecord) -> Region | None:
             return None
     elif target.stride() != leaf.strides:
         return None
-    nbytes = target.numel() * target.element_size()
-    start = int(target.storage_offset()) * target.element_size()
+    nbytes, storage = target.numel() * target.element_size(), target.untyped_storage()
+    if space is None:
+        return Region(target.data_ptr(), nbytes, memory_at(target.data_ptr(), nbytes, writable=True), storage)
     # All transfers below this size take the same time, and small storages are read together.
-    if space is not None and nbytes < SMALL_BELOW_BYTES:
+    if nbytes < SMALL_BELOW_BYTES:
         return None
-    empty = torch.empty(0, dtype=torch.uint8, device=target.device)
-    flat = empty.set_(target.untyped_storage(), start, (nbytes,), (1,))
-    return Region(flat.data_ptr(), nbytes, flat.numpy().data if space is None else space.fillable(flat))
+    flat = torch.empty(0, dtype=torch.uint8, device=target.device)
+    flat.set_(storage, int(target.storage_offset()) * target.element_size(), (nbytes,), (1,))
+    return Region(flat.data_ptr(), nbytes, space.fillable(flat), storage)
 
 
 def elements_key(target: torch.Tensor) -> object:
     """Return a value that is equal for tensors with the same elements of the same memory."""
-    if (
-        torch.nn.parameter.is_lazy(target)
-        or target.is_meta
-        or not target.numel()
-        or hasattr(target, "__tensor_flatten__")
-    ):
-        return id(target)  # all wrappers of other tensors have the address 0, because they have no memory
-    try:
-        return target.device, target.data_ptr(), target.dtype, tuple(target.shape), target.stride()
-    except (NotImplementedError, RuntimeError):  # it has no memory of its own
-        return id(target)
+    # Tensors without elements, without memory, and wrappers of other tensors have the address 0.
+    address = 0 if torch.nn.parameter.is_lazy(target) or target.is_meta else address_of(target)
+    return (target.device, address, target.dtype, target.shape, target.stride()) if address else id(target)
 
 
 def moved_to(value: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -212,7 +207,6 @@ def as_parameter_of(target: torch.Tensor, value: object) -> object:
     return value
 
 
-def count_as_modified(target: torch.Tensor) -> None:
-    """Count a modification of `target`, whose values were replaced without torch."""
-    if not target.is_inference():
-        torch.autograd.graph.increment_version(target)
+def count_as_modified(targets: Iterable[torch.Tensor]) -> None:
+    """Count a modification of each tensor, whose values were replaced without torch. It ignores inference tensors."""
+    torch.autograd.graph.increment_version(targets)

@@ -16,11 +16,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckstore import BadInput, Store
+from ckstore import BadInput, DamagedBlob, Store
 from ckstore.fs import files
 from ckstore.model import names
 from ckstore.ops.call_threads import for_each
 from ckstore.ops.read import open_checkpoint
+from tests.support.damage import blobs_by_size, flip
 
 _ENDED_WITHIN_S = 30.0
 
@@ -82,6 +83,71 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     monkeypatch.setattr(os, "preadv", recording_reads)
     monkeypatch.setattr(os, "posix_fadvise", recording_advice)
     return found
+
+
+def small_tensors(count: int, value: float = 0.0) -> dict[str, torch.Tensor]:
+    """Return tensors of 4 to 800 bytes with different values, so that each of them is a piece of a pack."""
+    return {f"layer{i}": torch.full((1 + 37 * i % 200,), value + i) for i in range(count)}
+
+
+def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_neighboring_small_tensors_are_read_together(store: Store, calls: list[tuple[str, int]]) -> None:
+    state = small_tensors(1000)
+    store.save(state, step=1)
+    target = small_tensors(1000, 0.5)
+    calls.clear()
+
+    assert equal(store.load(1), state)
+    store.load_into(target, 1)
+
+    assert equal(target, state)
+    assert len(calls) <= 40
+
+
+@pytest.mark.parametrize("share", [0.0, 0.4, 0.9])
+def test_reads_that_return_too_few_bytes_are_completed(
+    store: Store, monkeypatch: pytest.MonkeyPatch, share: float
+) -> None:
+    state = small_tensors(300)
+    store.save(state, step=1)
+    preadv = os.preadv
+
+    def short(fd: int, buffers: list[memoryview], *rest: int) -> int:
+        nbytes = sum(len(buffer) for buffer in buffers)
+        return preadv(fd, [memoryview(bytearray(0)), *cut_to(buffers, max(1, int(share * nbytes)))], *rest)
+
+    monkeypatch.setattr(os, "preadv", short)
+
+    assert equal(store.load(1), state)
+
+
+def cut_to(buffers: list[memoryview], nbytes: int) -> list[memoryview]:
+    """Return the first bytes of buffers."""
+    found = []
+    for buffer in buffers:
+        found.append(memoryview(buffer)[:nbytes])
+        nbytes -= len(found[-1])
+    return found
+
+
+@pytest.mark.parametrize("at", [0, 1, 150, 298, 299])
+def test_damage_in_a_pack_names_the_tensor(tmp_path: Path, at: int) -> None:
+    store = Store.init(tmp_path / "store")
+    state = small_tensors(300)
+    store.save(state, step=1)
+    (pack,) = blobs_by_size(store, 1)
+    name = [*state][at]
+    flip(pack, pack.read_bytes().index(state[name].numpy().tobytes()), keep_time=True)
+
+    with pytest.raises(DamagedBlob, match=rf"{name} of main@1 is damaged") as raised:
+        store.load(1)
+
+    assert raised.value.names == (name,)
+    kept = store.load(1, select=[other for other in state if other != name])
+    assert equal(kept, {other: value for other, value in state.items() if other != name})
 
 
 @pytest.fixture
