@@ -33,14 +33,14 @@ from ckstore.ops import config_file, events
 from ckstore.ops.context import Context, info_of, read_info
 from ckstore.ops.free import reclaim
 from ckstore.ops.free.drop import drop, make_kept_durable
-from ckstore.ops.index.reconcile import reconcile_one
+from ckstore.ops.index.reconcile import update_row
 from ckstore.ops.notices import warn
 from ckstore.ops.refs.evaluations import check_not_evaluated
 from ckstore.ops.refs.labels import move_tag
 from ckstore.ops.refs.listing import infos, no_such_run
 from ckstore.ops.refs.protection import check_tags, gone, held
 from ckstore.ops.save.continuation import is_reserved, parent_at, rename_lineage
-from ckstore.ops.save.save import CATALOG_TIMEOUT_S, failing_as_save
+from ckstore.ops.save.save import failing_as_save
 
 _T = TypeVar("_T")
 _AGAIN = "rename the run again, which completes the renaming"
@@ -248,7 +248,7 @@ def _copy(context: Context, info: CheckpointInfo, run: str, ids: Mapping[str, st
             reclaim.abandon(context, staging, error, purge=False)
             raise
     staging.lock.release()
-    reconcile_one(context, key, timeout_s=CATALOG_TIMEOUT_S)
+    update_row(context, key)
     return info_of(context, manifest, checkpoint_id, key=key)
 
 

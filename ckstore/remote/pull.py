@@ -37,7 +37,6 @@ from ckstore.objects.layout import ANNOTATIONS, ELSEWHERE
 from ckstore.objects.publish import IfExists, Outcome, Rule
 from ckstore.objects.remote.remote_only import remove_remote_only
 from ckstore.objects.staging import Staging
-from ckstore.ops.api_calls import why_of
 from ckstore.ops.call_threads import for_each
 from ckstore.ops.config_file import save_checks_or_all
 from ckstore.ops.context import Context, info_of, tags_by_checkpoint
@@ -45,12 +44,12 @@ from ckstore.ops.failures import failure_of, joined
 from ckstore.ops.free import reclaim
 from ckstore.ops.free.make_room import how_to_free, purge
 from ckstore.ops.free.superseded_checkpoints import drop_older
-from ckstore.ops.index.reconcile import reconcile_one
+from ckstore.ops.index.reconcile import update_row
 from ckstore.ops.pace import RateLimiter
 from ckstore.ops.refs.find import open_directory
 from ckstore.ops.refs.protection import held
 from ckstore.ops.save.restore_blobs import restore_blobs
-from ckstore.ops.save.save import CATALOG_TIMEOUT_S, failing_as_save
+from ckstore.ops.save.save import failing_as_save
 from ckstore.remote.budget import MemoryBudget
 from ckstore.remote.keys import Place
 from ckstore.remote.metadata_sync import merged, take_names
@@ -291,7 +290,7 @@ class Pull:
             self._fill(place, manifest, form, staging, compares=True)
             restore_blobs(context, info, manifest, staging)
             self.brought_back = True
-            reconcile_one(context, info.key, timeout_s=CATALOG_TIMEOUT_S)
+            self._update_row(info.key)
         except BaseException as error:
             if not reclaim.is_full(error):
                 staging.written.clear()
@@ -331,7 +330,7 @@ class Pull:
             self._drop_others(info, outcome.older)
             # The sequence number comes from the source and was not assigned by this process. So the checkpoint is
             # entered in the catalog like one that was found in the directory of its run.
-            self._catalogue(info.key)
+            self._update_row(info.key)
         finally:
             staging.lock.release()
         return info, True
@@ -344,7 +343,7 @@ class Pull:
         # With `replace`, the user requested this checkpoint. It replaces local ones even if they are newer.
         self.warnings += drop_older(self.context, info, going, newer=self.if_exists == "replace")
         for key in going:
-            self._catalogue(key)
+            self._update_row(key)
         reclaim.free_unused(self.context)
         newest = published_of_step(self.context.layout, info.run, info.step, self.context.of_step)[-1:]
         if self.if_exists == "replace" and newest and newest[0].manifest_id not in self._wanted:
@@ -361,11 +360,9 @@ class Pull:
         found = look(self.context.layout, key).published
         return found is not None and publishing.is_sound(self.context.layout, found)
 
-    def _catalogue(self, key: CheckpointKey) -> None:
-        try:
-            reconcile_one(self.context, key, timeout_s=CATALOG_TIMEOUT_S)
-        except (CkstoreError, OSError) as error:
-            self.warnings.append(f"the catalog is not yet up to date for {key.name}: {why_of(error)}")
+    def _update_row(self, key: CheckpointKey) -> None:
+        if why := update_row(self.context, key):
+            self.warnings.append(f"the catalog is not yet up to date for {key.name}: {why}")
 
     def _fill(
         self, place: Place, manifest: Manifest, form: StoredForm, staging: Staging, *, compares: bool = False

@@ -284,9 +284,7 @@ SHARING = [
         "a restored checkpoint is in the catalog immediately",
         "undo-not-entered",
         "undo.undo",
-        "    with suppress(CkstoreError, OSError):  "
-        "# if this fails, the next opening of the store updates the catalog\n"
-        "        reconcile_one(context, key, timeout_s=_CATALOG_TIMEOUT_S)\n",
+        "    update_row(context, key)\n",
         "",
         "tests/ops/free/test_undo.py::test_what_comes_back_is_in_the_catalog_at_once",
         "assert",

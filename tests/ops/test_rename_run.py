@@ -569,3 +569,20 @@ def test_after_a_kill_at_any_change_the_same_call_goes_on(store: Store, before: 
         if not died:
             break
     assert at > 10
+
+
+def test_a_run_can_be_renamed_without_the_catalog(tmp_path: Path) -> None:
+    store = Store.init(tmp_path / "store")
+    for step in range(2):
+        save(store, step)
+    for path in store.path.glob("catalog.db*"):
+        path.unlink()
+
+    with pytest.warns(CkstoreWarning, match="catalog.db is missing. Reading the directories instead"):
+        infos = store.rename_run("old", "new")
+
+    assert [(info.run, info.step) for info in infos] == [("new", 0), ("new", 1)]
+    store.close()
+    with pytest.warns(CkstoreWarning, match="Rebuilt the catalog"), Store.open(tmp_path / "store") as again:
+        assert [info.run for info in again.checkpoints()] == ["new", "new"]
+    check_store(tmp_path / "store")

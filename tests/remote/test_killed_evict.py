@@ -19,6 +19,7 @@ from ckstore.fs import files
 from ckstore.objects import generations, trash
 from ckstore.ops.context import Context
 from ckstore.ops.free.drop import make_kept_durable
+from ckstore.ops.index import reconcile
 from ckstore.remote.pruning import keep_remote
 from ckstore.remote.remote_only import evict as evicting
 from ckstore.remote.remote_only import remote_presence
@@ -35,6 +36,7 @@ from tests.support.stores import check_links, check_store
 
 pytestmark = pytest.mark.usefixtures("no_mirror_process")
 _REMOTE = "cold"
+_PLACES: dict[str, object] = {"move_to_trash": trash, "sync_directory": files, "reconcile_one": reconcile}
 
 
 def _evict(store: Store) -> None:
@@ -282,7 +284,7 @@ def test_an_eviction_of_a_compacted_checkpoint_that_fails_at_any_step_keeps_its_
             if step == "publish_generation":
                 failing.setattr(evicting, step, then_fail)
             else:
-                failing.setattr({"move_to_trash": trash, "sync_directory": files}.get(step, evicting), step, fail)
+                failing.setattr(_PLACES.get(step, evicting), step, fail)
             store.evict(1, _REMOTE)
 
     with Store.open(tmp_path / "store") as store:

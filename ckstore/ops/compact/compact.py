@@ -36,11 +36,9 @@ from ckstore.ops.context import Context
 from ckstore.ops.free import reclaim
 from ckstore.ops.free.drop import tell_unfreed
 from ckstore.ops.free.superseded_checkpoints import drop_superseded
-from ckstore.ops.index.reconcile import reconcile_one
+from ckstore.ops.index.reconcile import update_row
 from ckstore.ops.notices import warn
 from ckstore.ops.pace import Share
-
-_CATALOG_TIMEOUT_S = 5.0
 
 
 def compact(context: Context, plan: CompactionPlan, share: Share | None = None) -> CompactionReport:
@@ -289,8 +287,7 @@ class _Compaction:
             first = self.compacted.get(info.name)
             self.compacted[info.name] = Compacted(info, first.before_bytes if first else was_bytes, now_bytes)
         self._context.known.directories.changed(key, inode, None)
-        with suppress(CkstoreError):  # if this fails, the next opening of the store updates the catalog
-            reconcile_one(self._context, key, timeout_s=_CATALOG_TIMEOUT_S)
+        update_row(self._context, key)
         self._bases.drop_unused(info.name)
         if not entry.shares:
             why = f"{size_text(was_bytes)} became {size_text(now_bytes)}"

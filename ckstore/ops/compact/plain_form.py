@@ -7,7 +7,6 @@ same blob. Instead, each checkpoint that had the file gets the plain blob, and a
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 
 from ckstore.errors import CkstoreError, InUse
 from ckstore.fs import dirfd_stat, files, locks
@@ -24,9 +23,7 @@ from ckstore.objects.heal import WAIT_S, Given, change_everywhere, put_document,
 from ckstore.objects.layout import BLOBS, MANIFEST, PLAIN
 from ckstore.objects.staging import Staging
 from ckstore.ops.context import Context
-from ckstore.ops.index.reconcile import reconcile_one
-
-_CATALOG_TIMEOUT_S = 5.0
+from ckstore.ops.index.reconcile import update_row
 
 
 def plain_of(context: Context, file: str, held: dict[CheckpointKey, InUse]) -> tuple[BlobRecord, Manifest] | None:
@@ -76,8 +73,7 @@ def put_plain(context: Context, file: str, plain: BlobRecord, good: StorePath, t
         except FileNotFoundError:  # the checkpoint was deleted
             return False
         if key is not None:
-            with suppress(CkstoreError):  # if this fails, the next opening of the store updates the catalog
-                reconcile_one(context, key, timeout_s=_CATALOG_TIMEOUT_S)
+            update_row(context, key)
         return True
 
     return change_everywhere(context.layout, put)

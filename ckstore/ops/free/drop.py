@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
-from ckstore.errors import CatalogUnavailable, CkstoreError, DamagedBlob, InUse, NoSuchRef
+from ckstore.errors import CkstoreError, DamagedBlob, InUse, NoSuchRef
 from ckstore.fs import dirfd_stat, files, locks
 from ckstore.fs.dirfd_stat import StorePath
 from ckstore.fs.lock_holders import named_holders
@@ -22,14 +22,12 @@ from ckstore.ops import events
 from ckstore.ops.config_file import UNDO_BY_HAND_S, setting_of
 from ckstore.ops.context import Context
 from ckstore.ops.free import reclaim
-from ckstore.ops.index.reconcile import reconcile_one
+from ckstore.ops.index.reconcile import update_row
 from ckstore.ops.notices import warn
 from ckstore.ops.refs.evaluations import check_not_evaluated
 from ckstore.ops.refs.find import AnyRef, find, torn_at
 from ckstore.ops.refs.protection import check_unprotected, gone
 
-# If the catalog cannot be updated within this time, the next opener updates it, so a delete need not wait longer.
-_CATALOG_TIMEOUT_S = 5.0
 # The time to wait for the lock of the run. A save holds this lock while it checks the checkpoint that it replaces.
 _RUN_TIMEOUT_S = 10.0
 _UNFREED = "unfreed"
@@ -83,7 +81,7 @@ def _delete_torn(context: Context, keys: Sequence[CheckpointKey], *, dry_run: bo
         for key in keys:
             digests = drop_torn(context, key, 0 if now else _undo_by_hand_s(context))
             events.note(context, "dropped", key.run_step, why="by hand; it was incomplete")
-            if _reconcile(context, key):
+            if not update_row(context, key):
                 reclaim.free_unused(context, digests)
 
 
@@ -253,7 +251,7 @@ def drop(
     if not is_former_form:
         events.note(context, "dropped", info.key.run_step, id=info.id, why=why, metrics=metrics)
     keys = (info.key, *(key for key, _ in others))
-    return DropOutcome(tuple(digests), catalogued=catalogue and all(_reconcile(context, key) for key in keys))
+    return DropOutcome(tuple(digests), catalogued=catalogue and not any(update_row(context, key) for key in keys))
 
 
 def _metrics_of(layout: Layout, info: CheckpointInfo) -> tuple[str, ...] | None:
@@ -287,12 +285,3 @@ def _taken(info: CheckpointInfo, path: StorePath) -> locks.DirectoryLock:
     who = "" if found is None else named_holders(found)
     msg = f"{info.shown} is open for reading{who}"
     raise InUse(msg, hint="close it in the process that has it open, then delete again")
-
-
-def _reconcile(context: Context, key: CheckpointKey) -> bool:
-    """Make the catalog match the directory; return whether this succeeded."""
-    try:
-        reconcile_one(context, key, timeout_s=_CATALOG_TIMEOUT_S)
-    except (CatalogUnavailable, InUse, OSError):  # the next opener updates the catalog
-        return False
-    return True

@@ -8,7 +8,7 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import SupportsIndex
 
-from ckstore.errors import BadInput, CkstoreError, DamagedBlob, NoSuchRef
+from ckstore.errors import BadInput, DamagedBlob, NoSuchRef
 from ckstore.fs import dirfd_stat, files, links, locks
 from ckstore.fs.dirfd_stat import StorePath
 from ckstore.model.checkpoint.refs import has_id, parse_ref
@@ -26,13 +26,12 @@ from ckstore.ops.check.validity import glance
 from ckstore.ops.config_file import GRACE_S, setting_of
 from ckstore.ops.context import Context
 from ckstore.ops.free.gc_plan import freed_in_turn
-from ckstore.ops.index.reconcile import reconcile_one, stamps
+from ckstore.ops.index.reconcile import stamps, update_row
 from ckstore.ops.notices import warn
 from ckstore.ops.refs.find import text_of
 from ckstore.ops.refs.listing import infos
 
 _RUN_TIMEOUT_S = 10.0
-_CATALOG_TIMEOUT_S = 5.0
 
 
 def waiting(context: Context, step: int | None = None) -> tuple[Waiting, ...]:
@@ -121,8 +120,7 @@ def undo(context: Context, ref: str | SupportsIndex | CheckpointInfo) -> Checkpo
             files.sync_directory(folder)
         context.known.directories.changed(key, dirfd_stat.status(layout.checkpoint(key)).st_ino, change)
     # Reconcile after releasing the exclusive lock, since reconciling takes a shared lock on the directory.
-    with suppress(CkstoreError, OSError):  # if this fails, the next opening of the store updates the catalog
-        reconcile_one(context, key, timeout_s=_CATALOG_TIMEOUT_S)
+    update_row(context, key)
     events.note(context, "restored", (chosen.run, chosen.step), id=chosen.id)
     of_step = infos(context, at=stamps(context, layout.of_step(chosen.run, chosen.step)), superseded=True)
     found = next((info for info in of_step if info.id == chosen.id), None)

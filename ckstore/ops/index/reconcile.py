@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from ckstore.errors import CatalogUnavailable, CkstoreError
 from ckstore.model.names import CheckpointKey
 from ckstore.model.words import some_of
+from ckstore.ops.api_calls import why_of
 from ckstore.ops.context import Context
 from ckstore.ops.notices import warn
 
@@ -26,6 +27,8 @@ Note = Callable[[CheckpointKey, "Verdict"], None]
 
 # A rebuild holds the lock for half a second at a time. A process that waits this long is blocked by something else.
 TIMEOUT_S = 30.0
+# The next opening of the store does what a call cannot do within this time.
+_UPDATE_TIMEOUT_S = 5.0
 # The maximum number of checkpoints in a transaction. SQLite keeps the pages of a transaction in memory until its end.
 _BATCH_MOST = 256
 # The maximum duration of a transaction, since tags and pins of other processes wait for the same lock.
@@ -68,6 +71,18 @@ def reconcile_one(context: Context, key: CheckpointKey, *, timeout_s: float) -> 
         return look(context.layout, key).published
 
     context.catalog.reconcile([key], look_at, timeout_s=timeout_s)
+
+
+def update_row(context: Context, key: CheckpointKey) -> str:
+    """Call `reconcile_one` after a change to a checkpoint, and return the reason if this fails, otherwise "".
+
+    The change itself is complete. If the catalog cannot be written now, the next opening of the store updates it.
+    """
+    try:
+        reconcile_one(context, key, timeout_s=_UPDATE_TIMEOUT_S)
+    except (CkstoreError, OSError) as error:
+        return why_of(error)
+    return ""
 
 
 def _batch(waiting: deque[CheckpointKey]) -> Iterator[CheckpointKey]:

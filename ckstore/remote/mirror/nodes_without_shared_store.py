@@ -29,7 +29,7 @@ from ckstore.ops.api_calls import why_of
 from ckstore.ops.config_file import setting_or_none
 from ckstore.ops.context import Context, Publication, info_of
 from ckstore.ops.free import reclaim
-from ckstore.ops.index.reconcile import reconcile_one
+from ckstore.ops.index.reconcile import update_row
 from ckstore.ops.index.sequence import next_sequence
 from ckstore.ops.mirror_settings import MIRROR
 from ckstore.ops.notices import warn
@@ -37,7 +37,7 @@ from ckstore.ops.refs.find import AnyRef, open_directory, text_of
 from ckstore.ops.refs.labels import tag
 from ckstore.ops.requires import require
 from ckstore.ops.save.restore_blobs import restore_blobs
-from ckstore.ops.save.save import CATALOG_TIMEOUT_S, Request
+from ckstore.ops.save.save import Request
 from ckstore.ops.save.subscribers import tell_subscribers
 from ckstore.ranks.merged_checkpoint import MergedCheckpoint
 from ckstore.ranks.outcome import with_news
@@ -173,13 +173,13 @@ def _adopt(context: Context, joined: JointCheckpoint, staging: Staging | None) -
     of_step = published_of_step(layout, info.run, info.step)
     found = of_step[-1] if of_step else None
     if found is not None:
-        reconcile_one(context, found.key, timeout_s=CATALOG_TIMEOUT_S)
+        update_row(context, found.key)
     # The same state may already be in the store, under the id of an earlier attempt.
     if found is not None and found.manifest.content == manifest.content:
         there = info_of(context, found.manifest, found.manifest_id, key=found.key)
         if staging is not None:
             restore_blobs(context, there, manifest, staging)
-            reconcile_one(context, there.key, timeout_s=CATALOG_TIMEOUT_S)
+            update_row(context, there.key)
         elif there.elsewhere:
             _give_claimed(context, there, manifest)
     for name in info.tags if new else ():
@@ -198,7 +198,7 @@ def _give_claimed(context: Context, info: CheckpointInfo, manifest: Manifest) ->
             if not claimed.claim_compared(blob.digest, blob.nbytes):
                 claimed.unclaim(blob.digest)
         restore_blobs(context, info, manifest, claimed)
-        reconcile_one(context, info.key, timeout_s=CATALOG_TIMEOUT_S)
+        update_row(context, info.key)
     finally:
         reclaim.discard(context, claimed)
 

@@ -41,11 +41,10 @@ from ckstore.ops.context import Context
 from ckstore.ops.free import reclaim
 from ckstore.ops.free.superseded_checkpoints import drop_older
 from ckstore.ops.index.catalog_update import catch_up
-from ckstore.ops.index.reconcile import reconcile_one
+from ckstore.ops.index.reconcile import update_row
 from ckstore.ops.notices import warn
 from ckstore.ops.refs.listing import infos
 from ckstore.ops.requires import require
-from ckstore.ops.save.save import CATALOG_TIMEOUT_S
 from ckstore.remote import keys
 from ckstore.remote.budget import MemoryBudget
 from ckstore.remote.keys import Place
@@ -226,9 +225,8 @@ def publish_manifest(
         info = CheckpointInfo.of(manifest, found.id, directory=outcome.key.directory)
         for text in drop_older(context, info, outcome.older):
             warn(text)
-        with suppress(CkstoreError):  # the next open does the rest
-            for key in outcome.older:
-                reconcile_one(context, key, timeout_s=CATALOG_TIMEOUT_S)
+        for key in outcome.older:
+            update_row(context, key)
         reclaim.free_unused(context)
     return outcome.key
 

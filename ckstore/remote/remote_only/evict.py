@@ -51,7 +51,7 @@ from ckstore.ops.failures import failure_of, joined
 from ckstore.ops.free import reclaim
 from ckstore.ops.free.drop import make_kept_durable
 from ckstore.ops.free.retain import plan_among
-from ckstore.ops.index.reconcile import reconcile_one
+from ckstore.ops.index.reconcile import update_row
 from ckstore.ops.mirror_record import behind, not_yet
 from ckstore.ops.mirror_settings import MIRROR
 from ckstore.ops.refs.find import open_directory
@@ -65,7 +65,6 @@ from ckstore.remote.push_plan import place_of
 from ckstore.remote.remote_only.remote_presence import PresenceCheck
 from ckstore.remote.remote_opener import named_remote
 
-_CATALOG_TIMEOUT_S = 5.0
 _RUN_TIMEOUT_S = 10.0
 
 
@@ -286,8 +285,7 @@ def _free_bytes(context: Context, one: Eviction) -> str:
         files.sync_directory(layout.trash)
         files.sync_open_directory(lock.fd)
         touch(lock)
-    with suppress(CkstoreError, OSError):  # the next open does this, because the times of the manifest changed
-        reconcile_one(context, info.key, timeout_s=_CATALOG_TIMEOUT_S)
+    update_row(context, info.key)
     return ""
 
 
@@ -324,8 +322,7 @@ def _free_compacted(context: Context, one: Eviction) -> str:
         files.sync_directory(folder)
     context.known.directories.changed(key, staging.inode, None)
     context.known.directories.changed(info.key, None, None)
-    with suppress(CkstoreError, OSError):  # the next open does this
-        reconcile_one(context, key, timeout_s=_CATALOG_TIMEOUT_S)
+    update_row(context, key)
     return ""
 
 

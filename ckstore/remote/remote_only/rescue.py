@@ -30,7 +30,7 @@ from ckstore.ops.api_calls import why_of
 from ckstore.ops.call_threads import for_each
 from ckstore.ops.check.verifier import Verifier
 from ckstore.ops.context import Context, CopyAnswer, CopySource
-from ckstore.ops.index.reconcile import reconcile_one
+from ckstore.ops.index.reconcile import update_row
 from ckstore.ops.notices import warn
 from ckstore.ops.verify.blob_copies import BlobRequest, Copies
 from ckstore.ops.verify.repair import repair
@@ -38,7 +38,6 @@ from ckstore.ops.verify.repair import repair
 # The maximum wait for another process that repairs the same blob, enough for a download. After that, this process reads
 # the blob from the remote and repairs nothing.
 _LOCK_S = 60.0
-_CATALOG_TIMEOUT_S = 5.0
 _AGAIN_S = 60.0
 # The space that a repaired blob takes in addition to its bytes: inodes, and names in staging and in quarantine.
 _BESIDE_BYTES = 64 * 2**10
@@ -135,8 +134,7 @@ class RemoteRescuer:
                 checker.checkpoint(key, None)
         if look(self._context.layout, key).published is None or marks.is_marked(path):
             return False
-        with suppress(CkstoreError, OSError):  # the next open does this
-            reconcile_one(self._context, key, timeout_s=_CATALOG_TIMEOUT_S)
+        update_row(self._context, key)
         return True
 
     def tell(self, directory: CheckpointDirectory) -> None:
@@ -146,8 +144,7 @@ class RemoteRescuer:
             return
         for key in self._repaired.pop(directory, ()):
             # A catalog that was rebuilt meanwhile does not list checkpoints that lacked a blob.
-            with suppress(CkstoreError, OSError):  # the next open does this
-                reconcile_one(self._context, key, timeout_s=_CATALOG_TIMEOUT_S)
+            update_row(self._context, key)
         name = directory.manifest.name
         healed = [f"{digest} from {one.source}" for digest, one in found.items() if not one.problem]
         read = [f"{digest} from {one.source} ({one.problem})" for digest, one in found.items() if one.problem]

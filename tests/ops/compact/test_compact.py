@@ -137,10 +137,10 @@ def in_between(
 ) -> None:
     """Call `look` once, while a compaction of the step has published the next generation and locks the former one."""
     former = store.checkpoints()[step]
-    enter = reconcile.reconcile_one
+    enter = reconcile.update_row
     looked: list[Exception | None] = []
 
-    def entering(context: Context, key: CheckpointKey, **options: Any) -> None:
+    def entering(context: Context, key: CheckpointKey) -> str:
         if key.step == step and not looked:
             assert locks.try_exclusive(Layout(store.path).checkpoint(former.key)) is None
             looked.append(None)
@@ -148,9 +148,9 @@ def in_between(
                 elsewhere(lambda: look(former))
             except Exception as error:
                 looked[0] = error
-        enter(context, key, **options)
+        return enter(context, key)
 
-    monkeypatch.setattr(compact, "reconcile_one", entering)
+    monkeypatch.setattr(compact, "update_row", entering)
     assert len(store.compact(keep_newest=1).compacted) == 2
     assert looked == [None]
 
