@@ -82,11 +82,6 @@ class CheckpointKey(NamedTuple):
         return self if self.directory.count(".") < 2 else self._replace(directory=self.directory.rpartition(".")[0])
 
     @property
-    def next_generation(self) -> CheckpointKey:
-        """The key of the next generation."""
-        return self._replace(directory=f"{self.any_generation.directory}.{self.generation + 1}")
-
-    @property
     def digit_count(self) -> int:
         """Number of digits of the id in the name of the directory, 0 for a draft format."""
         name = parse_directory(self.directory)

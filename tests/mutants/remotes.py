@@ -1152,10 +1152,10 @@ REMOTES = [
     Mutant(
         "a remote is opened again after a failed read",
         "failed-source-kept",
-        "RemoteReader.__call__",
-        "self._sources.pop((holder.uuid, holder.name), None)",
-        "pass",
-        "tests/remote/test_evict.py::test_a_remote_that_got_another_place_is_opened_again_after_a_failed_load",
+        "RemoteReader._retried",
+        "            self._sources.pop(key, None)\n        try:\n",
+        "        try:\n",
+        "tests/remote/test_evict.py::test_a_remote_that_got_another_place_is_opened_again[False]",
         "BytesElsewhere",
     ),
 ]

@@ -296,7 +296,7 @@ def test_an_evicted_blob_comes_from_another_remote_when_its_own_has_lost_it(
     store.evict(1, "m")
     objects = open_objects(memory)
     objects.delete([listed.key for listed in objects.list(keys.BLOBS)])
-    with pytest.raises(RemoteError, match="m lacks it"):
+    with pytest.raises(RemoteError, match="m: it lacks the blob"):
         store.load(1)
 
     with Store.init(tmp_path / "other", chunk_bytes=MIB) as other:

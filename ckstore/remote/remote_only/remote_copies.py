@@ -35,10 +35,9 @@ AGAIN_S = 60.0
 class _LazySource:
     """A remote that is opened at its first use. It keeps the open source, or the last error."""
 
-    def __init__(self, name: str, open_source: Callable[[], Source], check: Callable[[], None] | None = None) -> None:
+    def __init__(self, name: str, open_source: Callable[[], Source]) -> None:
         self.name = name
         self._open = open_source
-        self._check = check
         self._mutex = threading.RLock()  # reentrant, since a signal handler may load while this thread has it
         self._source: Source | None = None
         self._problem = ""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
+
 from ckstore.errors import BytesElsewhere, CkstoreError, NoSuchRemote, RemoteDenied, RemoteError, RemoteUnavailable
 from ckstore.model.manifest.manifest import BlobRecord
 from ckstore.model.manifest.stored import OldPiece
@@ -59,33 +62,46 @@ class RemoteReader:
         document = read_remote_only(directory.lock.fd)
         problems = []
         hint = "check the remote; to restore the blob there, run ckstore push in a store that has the checkpoint"
+
+        def read(holder: RemoteHolder) -> int | None:
+            source = self._source(holder)
+            if old is not None:
+                return source.advance(place, blob.digest, offset, into, old)
+            came = source.read_into(place, blob.digest, offset, into)
+            if came is None:
+                raise RemoteError("it lacks the blob")
+            self._fetched.keep(blob.digest, offset, into)
+            return came
+
         for holder in () if document is None else document.remotes:
             try:
-                source = self._source(holder)
-                if old is not None:
-                    came = source.advance(place, blob.digest, offset, into, old)
-                else:
-                    came = source.read_into(place, blob.digest, offset, into)
+                came = self._retried(holder, read)
                 if came is not None:
-                    if old is None:
-                        self._fetched.keep(blob.digest, offset, into)
                     return came
-                if old is not None:  # the remote only lacks the difference
-                    continue
-                problems.append(f"{holder.name} lacks it")
             except CkstoreError as error:
                 problems.append(f"{holder.name}: {error.message}")
                 if isinstance(error, NoSuchRemote) and holder.name not in entries(self._context.layout):
                     hint = f"add it again under its name: ckstore remote add {holder.name} PLACE"
                 elif isinstance(error, NoSuchRemote | RemoteDenied | RemoteUnavailable):
                     hint = error.hint
-            # The next read opens the remote again, because another place may have been set for it, or another store may
-            # have encoded the blob.
-            self._sources.pop((holder.uuid, holder.name), None)
-        if old is not None:
+        if old is not None:  # the remotes may only lack the difference
             return None
         msg = f"blob {blob.digest} of {manifest.name} is only on a remote and was not fetched: {'; '.join(problems)}"
         raise BytesElsewhere(msg, hint=hint)
+
+    def _retried(self, holder: RemoteHolder, read: Callable[[RemoteHolder], int | None]) -> int | None:
+        """Return the result of `read`. If it fails with a remote that was already open, open the remote again."""
+        # Another place may have been set for the remote, or another store may have encoded the blob.
+        key = holder.uuid, holder.name
+        if key in self._sources:
+            with suppress(CkstoreError):
+                return read(holder)
+            self._sources.pop(key, None)
+        try:
+            return read(holder)
+        except CkstoreError:
+            self._sources.pop(key, None)
+            raise
 
     def _source(self, holder: RemoteHolder) -> Source:
         # All checkpoints on a remote share one source. The claim in `holder` differs for each of them.
