@@ -26,6 +26,7 @@ TRL := build/trl
 TRACKERS := build/trackers
 STATES := build/states
 TORCHTITAN := build/torchtitan
+VLLM := build/vllm
 REMOTE := build/remote
 RELEASE := build/release
 BIN := $(VENV)/bin
@@ -43,7 +44,7 @@ export OMP_NUM_THREADS := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test pytest shares lint format docs crash reliability endurance mutants soak odd bench bench-peers gpu-kit trl trackers torchtitan javascript states remote matrix measures dist dist-check system-packages clean
+.PHONY: help venv demo test pytest shares lint format docs crash reliability endurance mutants soak odd bench bench-peers gpu-kit trl trackers torchtitan vllm javascript states remote matrix measures dist dist-check system-packages clean
 .DELETE_ON_ERROR:
 
 help: ## Tell the targets
@@ -181,6 +182,16 @@ javascript: $(STAMP) ## The reader in JavaScript, tests/format/javascript, which
 	@mkdir -p build/javascript && cp tests/format/javascript/* build/javascript/
 	npm ci --silent --prefix build/javascript
 	$(BIN)/python -m pytest tests/format/test_javascript_reader.py $(PYTEST_ARGS)
+
+vllm: $(VLLM)/0.25.0/.unpacked $(VLLM)/0.33.0/.unpacked ## The engine of examples/vllm_weights.py with the base class and the reloading of the real vLLM (0.7 GB of downloads)
+	CKSTORE_VLLM=$(VLLM)/0.25.0 $(BIN)/python -m pytest tests/weights/test_engines.py $(PYTEST_ARGS)
+	CKSTORE_VLLM=$(VLLM)/0.33.0 $(BIN)/python -m pytest tests/weights/test_engines.py $(PYTEST_ARGS)
+
+$(VLLM)/%/.unpacked: $(STAMP)
+	$(BIN)/python -m pip --disable-pip-version-check download -q --no-deps -d $(VLLM)/$* vllm==$*
+	cd $(VLLM)/$* && $(CURDIR)/$(BIN)/python -c "import glob, zipfile; wheel = zipfile.ZipFile(*glob.glob('*.whl')); \
+		wheel.extractall(members=[name for name in wheel.namelist() if name.endswith('.py')])" && rm *.whl
+	@touch $@
 
 torchtitan: $(TORCHTITAN)/.installed ## Save and resume with the checkpoint manager of the real torchtitan on gloo ranks, in an environment of its own
 	$(TORCHTITAN)/bin/python -m pytest tests/integrations/test_torchtitan.py $(PYTEST_ARGS)

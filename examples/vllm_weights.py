@@ -5,9 +5,9 @@ Register it in each worker, and start vLLM with the backend `ckstore` (vLLM 0.25
     WeightTransferEngineFactory.register_engine("ckstore", "vllm_weights", "CkstoreEngine")
 
 The trainer saves each step in a store that the workers can read, or pushes it to a bucket. Then it calls
-`update_weights` twice. The first call, with `{"ref": "policy@110"}` while the engine generates, reads the changed
-weights into host memory. The second one, with `{"ref": "policy@110", "load": true}` in the pause, copies them into the
-model.
+`update_weights` twice between `start_weight_update` and `finish_weight_update`. The first call, with
+`{"ref": "policy@110"}` while the engine generates, reads the changed weights into host memory. The second one, with
+`{"ref": "policy@110", "load": true}` in the pause, loads the weights into the model.
 """
 
 from dataclasses import dataclass
@@ -17,6 +17,7 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferInitInfo,
     WeightTransferUpdateInfo,
 )
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from ckstore import NoSuchRef, Store
 
@@ -25,6 +26,9 @@ from ckstore import NoSuchRef, Store
 class CkstoreInit(WeightTransferInitInfo):
     store: str  # a directory, or the URL of a remote
     part: str = "model"  # the name of the state dict in the saved state
+    # Whether only the changed weights are copied into the model. This needs a model whose weights vLLM does not convert
+    # after it has loaded them. It converts quantized weights and those of experts, for example.
+    in_place: bool = False
 
 
 @dataclass
@@ -36,17 +40,18 @@ class CkstoreUpdate(WeightTransferUpdateInfo):
 class CkstoreEngine(WeightTransferEngine):
     init_info_cls = CkstoreInit
     update_info_cls = CkstoreUpdate
+    supports_draft_weight_update = False
 
     def init_transfer_engine(self, init_info):
         self.store = Store.open(init_info.store)
-        self.part = init_info.part
+        self.part, self.in_place = init_info.part, init_info.in_place
         self.host = None  # the weights in host memory
         self.report = None  # the report of the last load into host memory
         self.changed = set()  # the names of the weights that the model does not have yet
         self.staged = None  # the ref whose weights the last call has read into host memory
 
     def start_weight_update(self):
-        """Do nothing, because weights are copied in place."""
+        """Do nothing, because the model continues to serve until its weights are loaded."""
 
     def finish_weight_update(self):
         """Do nothing. See `start_weight_update`."""
@@ -56,9 +61,15 @@ class CkstoreEngine(WeightTransferEngine):
         if not (update_info.load and update_info.ref == self.staged):
             self._stage(update_info.ref)
         self.staged = None if update_info.load else update_info.ref
-        if update_info.load:
+        if update_info.load and self.changed:
             weights = self.host[self.part]
-            self.model.load_weights((name, weights[name]) for name in weights if name in self.changed)
+            if self.in_place:
+                self.model.load_weights((name, weights[name]) for name in weights if name in self.changed)
+            else:
+                # vLLM can only convert a layer whose weights are all loaded, and it fuses weights into layers.
+                initialize_layerwise_reload(self.model)
+                self.model.load_weights(weights.items())
+                finalize_layerwise_reload(self.model, self.model_config)
             self.changed.clear()
 
     def _stage(self, ref):
@@ -88,5 +99,5 @@ class CkstoreEngine(WeightTransferEngine):
         self.store.close()
 
     @staticmethod
-    def trainer_send_weights(iterator, trainer_args):
+    def trainer_send_weights(iterator, trainer_args):  # until vLLM 0.27
         raise NotImplementedError("the trainer saves its steps in a store, and workers read them there")

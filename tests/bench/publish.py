@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from ckstore import CkstoreWarning, Store
-from tests.weights.vllm_worker import engine_of
+from tests.weights.vllm_worker import engine_of, vllm
 from tests.weights.weight_engine import Link, WeightEngine, newest_version
 
 _SHARES = (0.0002, 0.001, 0.01, 0.03, 0.1)
@@ -79,9 +79,10 @@ def _measure(folder: Path, weights: dict[str, torch.Tensor], share: float, form:
         with (
             store.publish("policy", folder / "all", **options, full_every=_KINDS["all"]) as one,
             store.publish("policy", folder / "differences", **options, full_every=_KINDS["differences"]) as two,
+            vllm(),
             engine_of(ServedModel(weights)) as served,
         ):
-            served.init({"store": str(store.path)})
+            served.init_transfer_engine(served.parse_init_info({"store": str(store.path), "in_place": True}))
             served.update_weights({"ref": "policy@0", "load": True})
             publishers = {"all": one, "differences": two}
             for step in range(rounds + 1):
