@@ -102,15 +102,17 @@ def read_range(path: AnyPath, start: int, stop: int) -> bytearray:
     return data
 
 
-def read_past_cache(fd: int, into: memoryview) -> int:
-    """Fill aligned memory with whole blocks from the start of an open file. Return the number of bytes read."""
+def read_past_cache(fd: int, offset: int, into: memoryview) -> int:
+    """Fill aligned memory with whole blocks of an open file from `offset`. Return the number of bytes read."""
     # The caller reads the rest through the page cache. If the disk fails again, that read raises the error.
+    if offset % GRAIN_BYTES:
+        return 0
     done, whole = 0, len(into) - len(into) % GRAIN_BYTES
     flags = fcntl.fcntl(fd, fcntl.F_GETFL)
     try:
         fcntl.fcntl(fd, fcntl.F_SETFL, flags | os.O_DIRECT)
         # After a short read that ends within a block, the kernel would refuse a further direct read.
-        while done < whole and done % GRAIN_BYTES == 0 and (count := os.preadv(fd, [into[done:whole]], done)):
+        while done < whole and done % GRAIN_BYTES == 0 and (count := os.preadv(fd, [into[done:whole]], offset + done)):
             done += count
     except OSError:
         return done

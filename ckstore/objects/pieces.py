@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol, Self
 
 from ckstore.codecs.tiles import TILE_BYTES
 from ckstore.errors import DamagedBlob
-from ckstore.fs import files, mapping, reflink
+from ckstore.fs import direct, files, mapping, reflink
 from ckstore.model.digest import algorithm_of
 from ckstore.model.manifest.manifest import Extent, Manifest
 from ckstore.model.manifest.stored import OldPiece
@@ -65,7 +65,8 @@ class PieceReader:
     """A context manager that reads pieces of an open checkpoint one after another. For one thread only.
 
     Up to `open_blobs` blobs remain open between pieces, because several small pieces share a blob. `before_each` is
-    called before each MiB, and ends the reading if it raises.
+    called before each MiB, and ends the reading if it raises. With `past_cache`, bytes that are not in the page cache
+    are read directly from the disk, if the memory is aligned.
     """
 
     def __init__(
@@ -75,8 +76,10 @@ class PieceReader:
         verify: bool = True,
         open_blobs: int = 1,
         before_each: Callable[[], None] | None = None,
+        past_cache: bool = False,
     ) -> None:
         self._directory = directory
+        self._past_cache = past_cache
         self._verify = verify
         self._open_most = open_blobs
         self._before_each = before_each
@@ -184,6 +187,8 @@ class PieceReader:
         subject = f"{self._directory.path}: blob {blob} of {what}"
         algorithm = algorithm_of(extent.piece)
         running = algorithm.start()
+        # Check only the beginning of a piece, because each check makes the kernel read some pages into the cache.
+        past_cache = self._past_cache and not is_decoded and not files.is_cached(fd, extent.offset)
         try:
             # Read and hash one part after another instead of in two passes over the whole piece (docs/adr/0006).
             at = 0
@@ -192,7 +197,9 @@ class PieceReader:
                 if is_decoded:
                     self._decode(blob, extent.offset + at, some, what)
                 else:
-                    files.read_into(fd, extent.offset + at, some, subject)
+                    start = extent.offset + at
+                    done = direct.read_past_cache(fd, start, some) if past_cache else 0
+                    files.read_into(fd, start + done, some[done:], subject)
                 if self._verify:
                     running.update(some)
                 at += len(some)

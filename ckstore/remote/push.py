@@ -521,7 +521,7 @@ def _read_checked(directory: CheckpointDirectory, blob: BlobRecord, data: memory
             data = mapping.map_file(fd, blob.nbytes)
         else:
             # Saved blobs are not in the page cache, and reading them must not evict pages of the training.
-            done = direct.read_past_cache(fd, data) if blob.nbytes >= files.DIRECT_FROM_BYTES else 0
+            done = direct.read_past_cache(fd, 0, data) if blob.nbytes >= files.DIRECT_FROM_BYTES else 0
             files.read_into(fd, done, data[done:], f"{directory.path}: blob {blob.digest}")
     finally:
         os.close(fd)

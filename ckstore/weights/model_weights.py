@@ -136,7 +136,8 @@ class Weight:
         Each yielded part is valid until the next part is requested or the generator is closed. `spare` has buffers as
         in `RangeReader`.
         """
-        with RangeReader(self.directory, spare) as reader, self.directory.reporting_damage():
+        # A save writes past the page cache, and filling the cache takes longer than a direct read.
+        with RangeReader(self.directory, spare, past_cache=True) as reader, self.directory.reporting_damage():
             reader.begin(self.leaf.storage)
             whole: memoryview | None = None
             for cut in cuts:

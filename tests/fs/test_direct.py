@@ -139,3 +139,28 @@ def test_what_is_read_does_not_fill_the_page_cache(journaled_tmp_path: Path) -> 
             os.preadv(fd, [bytearray(4096)], 0, os.RWF_NOWAIT)
     finally:
         os.close(fd)
+
+
+@pytest.mark.property
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(start=st.integers(0, 12), lead=st.sampled_from([0, 1, 512]), pages=st.integers(1, 13), cached=st.booleans())
+def test_whole_blocks_are_read_past_the_cache_and_the_rest_through_it(
+    file: Path, start: int, lead: int, pages: int, cached: bool
+) -> None:
+    offset = start * buffers.GRAIN_BYTES + lead
+    out = buffers.aligned_buffer(pages * buffers.GRAIN_BYTES)[
+        : max(0, min(pages * buffers.GRAIN_BYTES, len(DATA) - offset))
+    ]
+    fd = os.open(file, os.O_RDONLY)
+    try:
+        if not cached:
+            os.fsync(fd)
+            direct.drop_cached(fd)
+        done = direct.read_past_cache(fd, offset, out)
+
+        assert done <= len(out)
+        assert out[:done] == DATA[offset : offset + done]
+        assert not (done and lead), "a direct read begins at a block"
+        assert not fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT
+    finally:
+        os.close(fd)

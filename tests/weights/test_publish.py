@@ -932,3 +932,28 @@ def _of(fd: str) -> tuple[Path, ...]:
     except FileNotFoundError:
         return ()
     return (path, *path.parents)
+
+
+def test_new_weights_are_read_past_the_page_cache(journaled_tmp_path: Path) -> None:
+    """A save writes past the cache, and filling the cache would take longer than the rest of a publication."""
+    base, weights = journaled_tmp_path / "base", {"w": torch.zeros(24 * 2**20, dtype=torch.uint8)}
+    base.mkdir()
+    (base / "config.json").write_text("{}")
+    with Store.init(journaled_tmp_path / "store") as store:
+        store.save({"model": weights}, 1, "policy")
+        words: dict[str, Any] = {"select": "model", "add": [base], "timeout_s": 0}
+        with store.publish("policy", journaled_tmp_path / "versions", **words) as versions:
+            next(versions)
+            before = {*store.path.glob("blobs/*/*")}
+            weights["w"][5] = 1
+            store.save({"model": weights}, 2, "policy")
+
+            assert not next(versions).is_full
+
+            (new,) = {*store.path.glob("blobs/*/*")} - before
+            fd = os.open(new, os.O_RDONLY)
+            try:
+                assert not files.is_cached(fd, 12 * 2**20)
+            finally:
+                os.close(fd)
+        check_store(store.path)

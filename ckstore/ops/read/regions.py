@@ -208,11 +208,14 @@ class RangeReader:
         directory: An open checkpoint.
         spare: Buffers that earlier readers have released. This reader uses one of them if it is large enough, and
             releases its own buffer there. If None, its buffer is freed.
+        past_cache: Whether bytes that are not in the page cache are read directly from the disk.
     """
 
-    def __init__(self, directory: CheckpointDirectory, spare: list[memoryview] | None = None) -> None:
+    def __init__(
+        self, directory: CheckpointDirectory, spare: list[memoryview] | None = None, *, past_cache: bool = False
+    ) -> None:
         self._directory = directory
-        self._pieces = PieceReader(directory)
+        self._pieces = PieceReader(directory, past_cache=past_cache)
         self._region: RegionReader | None = None
         self._spare = spare
         self._buffer = memoryview(b"")
