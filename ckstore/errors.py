@@ -109,6 +109,11 @@ def is_of_storage(error: BaseException) -> bool:
     return error.of_storage if isinstance(error, CkstoreError) else isinstance(error, OSError)
 
 
+def is_damage(error: CkstoreError) -> bool:
+    """Whether an error shows that data of a checkpoint is damaged or lost, so that another try would not help."""
+    return isinstance(error, DamagedBlob) or (isinstance(error, BytesElsewhere) and error.is_lost)
+
+
 class StoreNotFound(CkstoreError):
     """No store exists at this path, or another store has replaced the opened store."""
 
@@ -450,7 +455,13 @@ class RunIsOwned(RemoteError):
 
 
 class BytesElsewhere(RemoteError):
-    """Data of a checkpoint is stored only on a remote and cannot be fetched; the data is not damaged."""
+    """Data of a checkpoint is stored only on a remote and cannot be fetched; the data is not damaged.
+
+    Attributes:
+        is_lost: Whether every remote that should have the data answered, and lacks it.
+    """
+
+    is_lost: bool = False
 
 
 class MissingExtra(CkstoreError):

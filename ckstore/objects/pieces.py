@@ -195,7 +195,8 @@ class PieceReader:
             for some in _windows(out):
                 self._begin_part()
                 if is_decoded:
-                    self._decode(blob, extent.offset + at, some, what)
+                    self._decoder = self._decoder or Decoder(self._directory)
+                    self._decoder.read(blob, extent.offset + at, some, what)
                 else:
                     start = extent.offset + at
                     done = direct.read_past_cache(fd, start, some) if past_cache else 0
@@ -283,11 +284,6 @@ class PieceReader:
             self._decoder = None
         while self._open:
             _close(self._open.popitem()[1])
-
-    def _decode(self, blob: str, start: int, out: memoryview, what: str) -> None:
-        if self._decoder is None:
-            self._decoder = Decoder(self._directory)
-        self._decoder.read(blob, start, out, what)
 
     def _begin_part(self) -> None:
         if self._before_each is not None:

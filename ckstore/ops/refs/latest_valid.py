@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
-from ckstore.errors import BadInput, CkstoreError, DamagedBlob, InUse, NoSuchRef
+from ckstore.errors import BadInput, CkstoreError, DamagedBlob, InUse, NoSuchRef, is_damage
 from ckstore.fs import dirfd_stat, holders
 from ckstore.fs.dirfd_stat import StorePath
 from ckstore.model.checkpoint.refs import VERIFIED_KINDS, newest_first, nothing_saved, parse_ref, why_skipped
@@ -83,15 +83,18 @@ def take_newest_valid(context: Context, ref: str, take: Take[T], *, read_touched
                 skipped.append(known)
                 continue
             taken = _take(context, info, take, deadline_s, read_touched=read_touched)
-        except DamagedBlob as error:
-            passed.append(Problem(info.name, error.message, info.order, info.key))
-            continue
         except _SkippedCheckpoint as error:
             skipped.append(error.info)
             continue
         except InUse as error:
             why = _why_locked(context.layout.checkpoint(info.key), error)
             passed.append(Problem(info.name, why, info.order, info.key))
+            continue
+        except CkstoreError as error:
+            # If data could not be fetched now, the caller must not get an older checkpoint silently.
+            if not is_damage(error):
+                raise
+            passed.append(Problem(info.name, error.message, info.order, info.key))
             continue
         except (FileNotFoundError, NotADirectoryError):  # it was dropped after it was listed
             continue

@@ -9,6 +9,8 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 from ckstore.errors import CkstoreError, NoSuchRemote
+from ckstore.fs import locks
+from ckstore.model.checkpoint.mark import MarkEntry
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.manifest import BlobRecord
 from ckstore.model.manifest.stored import PLAIN_FORM
@@ -16,8 +18,11 @@ from ckstore.model.remote.remote_only import RemoteHolder
 from ckstore.model.reports.verify_report import Away, VerifyReport
 from ckstore.model.times import text_of_time
 from ckstore.model.words import counted
+from ckstore.objects.checkpoints import judge_blobs, manifest_in
+from ckstore.objects.documents import marks
 from ckstore.objects.remote.remote_only import holders_at
 from ckstore.ops.api_calls import why_of
+from ckstore.ops.check.validity import remember
 from ckstore.ops.context import Context
 from ckstore.ops.refs.find import open_directory
 from ckstore.ops.refs.listing import infos
@@ -49,7 +54,9 @@ def absent_at(context: Context, there: Remote | OtherStore, listed: Iterable[Che
     """
     if not isinstance(there, Remote):
         places = {*source_of(there).places()}
-        return Absent({info.id: "it is missing" for info in listed if place_of(info) not in places})
+        evicted = {info.id for info in infos(there.context, superseded=True) if info.elsewhere}
+        why = {info.id: "it is missing" for info in listed if place_of(info) not in places}
+        return Absent(dict.fromkeys(evicted.intersection(info.id for info in listed), "it was evicted there") | why)
     source = ObjectSource(there.objects, there.name)
     checkpoints = source.listed()
     places = {*checkpoints.places}
@@ -97,15 +104,26 @@ def look_elsewhere(context: Context, report: VerifyReport) -> VerifyReport:
     whole: set[str] = set()
     lacks: defaultdict[str, list[str]] = defaultdict(list)
     unasked: dict[str, str] = {}
+    unsure: set[str] = set()
     for holder, listed in by_holder.items():
         try:
-            missing = _missing_at_holder(context, holder, listed)
+            there = open_source(context, holder.name)
+            if uuid_of(there) == holder.uuid:
+                missing = absent_at(context, there, listed).missing
+            else:
+                missing = {info.id: "another remote now has this name" for info in listed}
+        except NoSuchRemote as error:
+            # The data may still exist: a filesystem may not be mounted, or the remote may be at another place.
+            missing = {info.id: error.message for info in listed}
+            unsure |= missing.keys()
         except (CkstoreError, OSError) as error:
             unasked |= {info.id: f"{holder.name} was not queried: {why_of(error)}" for info in listed}
             continue
         whole |= {info.id for info in listed} - missing.keys()
         for id, why in missing.items():
             lacks[id].append(f"{holder.name}: {why}")
+    lost = {id: "; ".join(why) for id, why in lacks.items() if id not in whole | unasked.keys() | unsure}
+    mark_lost(context, away.values(), lost, whole)
 
     def looked(one: Away) -> Away:
         info = away.get((one.run, one.directory))
@@ -120,12 +138,31 @@ def look_elsewhere(context: Context, report: VerifyReport) -> VerifyReport:
     return replace(report, elsewhere=tuple(looked(one) for one in report.elsewhere))
 
 
-def _missing_at_holder(context: Context, holder: RemoteHolder, listed: Sequence[CheckpointInfo]) -> Mapping[str, str]:
-    there = open_source(context, holder.name)
-    try:
-        uuid = uuid_of(there)
-    except NoSuchRemote as error:  # the service answered, but the remote no longer exists
-        return {info.id: error.message for info in listed}
-    if uuid != holder.uuid:
-        return {info.id: "another remote now has this name" for info in listed}
-    return absent_at(context, there, listed).missing
+def mark_lost(
+    context: Context, infos: Iterable[CheckpointInfo], lost: Mapping[str, str], whole: Collection[str]
+) -> None:
+    """Mark evicted checkpoints whose data no remote has as damaged, so that nothing relies on them.
+
+    Args:
+        context: The store.
+        infos: Evicted checkpoints.
+        lost: Ids of checkpoints -> what their remotes lack.
+        whole: Ids of checkpoints that a remote has completely. If they have such a mark, it is removed.
+    """
+    for info in infos:
+        if info.id not in lost and (info.id not in whole or not info.damaged):
+            continue
+        path = context.layout.checkpoint(info.key)
+        try:
+            with locks.lock_shared(path) as lock:
+                before, mark = marks.identity(lock.fd), marks.read_mark(lock.fd)
+                absent = judge_blobs(lock.inside, lock.fd, manifest_in(lock.fd, lock.inside)[0]).elsewhere
+                if info.id in lost:
+                    what = f"the data of {info.name} is only on remotes, which lack it: {lost[info.id]}"
+                    remember(context, lock, [MarkEntry(digest, (), what) for digest in sorted(absent)], distrust=False)
+                # Other damage was found in local files.
+                elif mark is not None and mark.entries and absent.issuperset(entry.blob for entry in mark.entries):
+                    context.check_writable()
+                    marks.remove_mark(lock, before)
+        except (CkstoreError, OSError):  # it was dropped or restored, or this user may not write; `verify` reports both
+            continue

@@ -61,14 +61,17 @@ class RemoteReader:
         place = Place(manifest.run, manifest.step, directory.manifest_id)
         document = read_remote_only(directory.lock.fd)
         problems = []
+        lacking: set[RemoteHolder] = set()
         hint = "check the remote; to restore the blob there, run ckstore push in a store that has the checkpoint"
 
         def read(holder: RemoteHolder) -> int | None:
+            lacking.discard(holder)
             source = self._source(holder)
             if old is not None:
                 return source.advance(place, blob.digest, offset, into, old)
             came = source.read_into(place, blob.digest, offset, into)
             if came is None:
+                lacking.add(holder)
                 raise RemoteError("it lacks the blob")
             self._fetched.keep(blob.digest, offset, into)
             return came
@@ -87,7 +90,9 @@ class RemoteReader:
         if old is not None:  # the remotes may only lack the difference
             return None
         msg = f"blob {blob.digest} of {manifest.name} is only on a remote and was not fetched: {'; '.join(problems)}"
-        raise BytesElsewhere(msg, hint=hint)
+        unread = BytesElsewhere(msg, hint=hint)
+        unread.is_lost = bool(lacking) and document is not None and lacking == {*document.remotes}
+        raise unread
 
     def _retried(self, holder: RemoteHolder, read: Callable[[RemoteHolder], int | None]) -> int | None:
         """Return the result of `read`. If it fails with a remote that was already open, open the remote again."""

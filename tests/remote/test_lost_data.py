@@ -1,0 +1,127 @@
+"""Evicted checkpoints whose data a remote lost are marked as damaged, so that nothing relies on them."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ckstore import BytesElsewhere, CkstoreWarning, RetentionPolicy, Store
+from ckstore.ops.refs.find import open_directory
+from ckstore.remote.service.remote_entries import open_objects
+from ckstore.store import context_of
+from tests.remote.test_keep import mirrored
+from tests.remote.test_listing import later
+from tests.remote.test_pull import same
+from tests.remote.test_push import MIB, state
+from tests.support.stores import check_store
+
+pytestmark = pytest.mark.usefixtures("no_mirror_process")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    """A store with a remote."""
+    with Store.init(tmp_path / "store", chunk_bytes=MIB) as store:
+        store.remotes.add("cold", tmp_path / "cold")
+        yield store
+
+
+def lose(store: Store, name: str, *steps: int) -> None:
+    """Delete the blobs of checkpoints from a remote, and leave its other objects."""
+    objects = open_objects(store.remotes.get(name).target)
+    lost: set[str] = set()
+    for step in steps:
+        with open_directory(context_of(store), step) as directory:
+            lost |= {blob.digest for blob in directory.manifest.blobs}
+    objects.delete([one.key for one in objects.list("blobs/") if any(digest in one.key for digest in lost)])
+
+
+def test_an_evicted_checkpoint_that_the_remote_lost_does_not_count_as_valid(store: Store) -> None:
+    for step in (1, 2, 3):
+        store.save(state(step), step=step, metrics={"loss": 1.0 / step})
+    store.push(all=True, remote="cold")
+    store.evict([2, 3], "cold")
+    lose(store, "cold", 2, 3)
+
+    with pytest.warns(CkstoreWarning, match="latest-valid is main@1, since newer checkpoints are damaged: main@3"):
+        assert same(store.load("latest-valid"), state(1))
+    assert not store.verify().ok
+
+    assert [info.damaged for info in store.checkpoints()] == [False, True, True]
+    assert store.info("best:loss").step == 1
+    report = store.prune(RetentionPolicy(keep_last=1), now=True).retention
+    assert report is not None
+    assert list(report.plan.dropped) == []
+    assert same(store.load(1), state(1))
+    store.save(state(20), step=2)  # a damaged checkpoint does not occupy its step
+    assert same(store.load(2), state(20))
+
+
+def test_a_lost_checkpoint_counts_as_valid_again_when_the_remote_has_it_back(store: Store, tmp_path: Path) -> None:
+    store.save(state(1), step=1)
+    store.push(all=True, remote="cold")
+    address = store.remotes.get("cold").target.address
+    shutil.copytree(store.path, tmp_path / "copy", symlinks=True)
+    store.evict(1, "cold")
+    lose(store, "cold", 1)
+    assert not store.verify().ok
+    assert store.info(1).damaged
+    with Store.open(tmp_path / "copy") as copy:
+        assert copy.remotes.get("cold").target.address == address
+        copy.push(all=True, remote="cold")
+
+    assert store.verify().ok
+
+    assert not store.info(1).damaged
+    assert same(store.load("latest-valid"), state(1))
+    check_store(store.path)
+
+
+def test_the_mirror_process_marks_what_the_mirror_lost(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.config.mirror = "cold"
+    for step in (1, 2):
+        store.save(state(step), step=step)
+    mirrored(store)
+    store.evict(1, "cold")
+    lose(store, "cold", 1)
+    later(monkeypatch)
+
+    mirrored(store)
+
+    assert [info.damaged for info in store.checkpoints()] == [True, False]
+
+
+def test_an_unmounted_remote_leaves_evicted_checkpoints_unmarked(store: Store, tmp_path: Path) -> None:
+    store.remotes.add("disk", tmp_path / "disk")
+    store.save(state(1), step=1)
+    store.push(all=True, remote="disk")
+    store.evict(1, "disk")
+    (tmp_path / "disk").rename(tmp_path / "away")
+    (tmp_path / "disk").mkdir()
+
+    assert not store.verify().ok
+    with pytest.raises(BytesElsewhere):
+        store.load("latest-valid")
+
+    assert not store.info(1).damaged
+    (tmp_path / "disk").rmdir()
+    (tmp_path / "away").rename(tmp_path / "disk")
+    assert same(store.load(1), state(1))
+
+
+def test_a_clone_of_a_store_reports_data_that_the_store_has_evicted(store: Store, tmp_path: Path) -> None:
+    store.save(state(1), step=1)
+    store.push(all=True, remote="cold")
+    with Store.clone(store.path, tmp_path / "clone") as clone:
+        assert clone.verify().ok
+        store.evict(1, "cold")
+
+        (away,) = clone.verify().elsewhere
+
+        assert away.missing == "origin: it was evicted there"
+        store.pull(1, remote="cold")
+        assert clone.verify().ok
+        assert same(clone.load("latest-valid"), state(1))
