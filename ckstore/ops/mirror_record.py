@@ -31,6 +31,7 @@ from ckstore.model.times import text_of_time, time_of_text
 from ckstore.objects.documents import atomic_file
 from ckstore.objects.documents.pins import read_pins
 from ckstore.objects.layout import Layout
+from ckstore.objects.remote.remote_only import holders_at
 from ckstore.ops.config_file import policy_of, read_config, setting_of
 from ckstore.ops.context import Context
 from ckstore.ops.mirror_settings import KEEP_REMOTE, MIRROR, MIRROR_AGE_S, MIRROR_KEEP
@@ -267,6 +268,15 @@ def note_looked(
     _change(layout, remote, uuid_now(layout, remote), noted)
 
 
+def forget_copies(layout: Layout, remote: str) -> None:
+    """Forget what a mirror has, because it does not exist any more or is not mounted."""
+
+    def forgotten(known: MirrorRecord) -> MirrorRecord:
+        return replace(known, ids=frozenset(), documents={}, looked="")
+
+    _change(layout, remote, uuid_now(layout, remote), forgotten)
+
+
 def note_missing(layout: Layout, remote: str, missing: Mapping[str, str]) -> None:
     """Record checkpoints that a verification did not find on a remote, if the remote is the mirror."""
 
@@ -367,8 +377,18 @@ def status_of(context: Context, infos: Iterable[CheckpointInfo]) -> MirrorStatus
     oldest_s = max(0.0, *ages) if ages else 0.0
     age_s = float(MIRROR_AGE_S.of(config, where))
     lost = tuple(info.name for info in listed if info.elsewhere and info.id in known.missing)
+    # The mirror had the checkpoints in the record before they were evicted. The others may be on a former mirror.
+    others = [
+        info.name
+        for info in listed
+        if info.elsewhere
+        and info.id not in known.ids | known.missing.keys()
+        and known.uuid not in {holder.uuid for holder in holders_at(layout.checkpoint(info.key))}
+    ]
     times = known.since, known.looked
-    return MirrorStatus(remote, tuple(lacking), oldest_s, age_s, known.problem, *times, lost, known.refused)
+    return MirrorStatus(
+        remote, tuple(lacking), oldest_s, age_s, known.problem, *times, lost, known.refused, tuple(others)
+    )
 
 
 def kept_for_mirror(context: Context, infos: Iterable[CheckpointInfo]) -> dict[str, str]:

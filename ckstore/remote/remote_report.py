@@ -72,6 +72,7 @@ def mirror_metrics(context: Context, listed: Sequence[CheckpointInfo]) -> list[M
         ("mirror_oldest_seconds", "Age of the oldest checkpoint that the mirror lacks", status.oldest_s),
         ("mirror_age_seconds", "How long a checkpoint may exist only locally (setting)", status.age_s),
         ("mirror_missing", "Evicted checkpoints whose data is missing on the mirror", len(status.missing)),
+        ("mirror_on_other_remotes", "Evicted checkpoints that only other remotes have", len(status.on_other_remotes)),
         (
             "mirror_listed_timestamp_seconds",
             "Time of the last complete listing of the mirror, 0 if never",
@@ -146,6 +147,9 @@ def check_mirror(status: MirrorStatus, *, is_remote: bool) -> CheckResult:
         return CheckResult("ok", "mirror", str(status))
     if status.missing:
         do = "push them from a store that has them, or delete them (ckstore delete REF); ckstore verify names the blobs"
+        return CheckResult("warning", "mirror", str(status), do)
+    if status.on_other_remotes and not status.problem and not status.missed:
+        do = f"download them, and the mirror gets them: ckstore pull {status.on_other_remotes[0]}"
         return CheckResult("warning", "mirror", str(status), do)
     do = f"check ckstore savers, and try the remote with ckstore remote probe {status.remote}"
     if status.refused_since:

@@ -396,9 +396,9 @@ CLAIMS = [
     Mutant(
         "verify fails if the remote of an evicted checkpoint is missing",
         "emptied-remote-not-asked",
-        "listing._missing_at_holder",
-        "    except NoSuchRemote as error:",
-        "    except ZeroDivisionError as error:",
+        "listing.look_elsewhere",
+        "        except NoSuchRemote as error:",
+        "        except ZeroDivisionError as error:",
         f"{_LISTING}::test_every_statement_about_an_emptied_remote_is_true_and_the_hint_restores_it",
         "assert",
     ),

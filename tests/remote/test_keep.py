@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ckstore import BadInput, RetentionPolicy, Store
+from ckstore import BadInput, NoSuchRemote, RetentionPolicy, Store
 from ckstore.model.settings.free_space import Amount
 from ckstore.model.sizes import size_text
 from ckstore.ops.free.make_room import how_to_free
@@ -537,3 +537,110 @@ def bytes_on_disk(store: Path) -> int:
     """Return the size of all blobs of a store, each file once."""
     found = (path.stat() for path in (*store.glob("checkpoints/*/*/blobs/*"), *store.glob("blobs/*/*")))
     return sum({status.st_ino: status.st_size for status in found}.values())
+
+
+def test_a_checkpoint_restored_by_undo_is_mirrored_again_if_keep_remote_keeps_it(store: Store) -> None:
+    store.config.undo_by_hand_s = 86_400
+    for step in range(1, 6):
+        store.save(state(step), step=step)
+    mirrored(store)
+    store.config.keep_remote = RetentionPolicy(keep_last=3)
+    for step in (1, 2):
+        store.delete(step)
+    store.remotes.prune("cold")
+    assert there(store) == [3, 4, 5]
+    store.save(state(6), step=6)
+    mirrored(store)
+    store.config.keep_remote = RetentionPolicy(keep_last=50)
+    for step in (1, 2):
+        store.undo(step)
+
+    mirrored(store)
+
+    assert there(store) == [1, 2, 3, 4, 5, 6]
+    check_store(store.path)
+
+
+@pytest.mark.parametrize("policy", [None, RetentionPolicy(keep_last=50)])
+def test_without_a_record_the_owner_of_a_run_mirrors_again_what_it_had_removed(
+    store: Store, policy: RetentionPolicy | None
+) -> None:
+    for step in range(1, 6):
+        store.save(state(step), step=step)
+    store.config.keep_remote = RetentionPolicy(keep_last=2)
+    mirrored(store)
+    assert there(store) == [4, 5]
+    (store.path / "remotes" / ".mirror.json").unlink()
+    store.config.keep_remote = policy
+
+    mirrored(store)
+
+    assert there(store) == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("how", ["removed", "another"])
+def test_retention_keeps_the_checkpoints_of_a_mirror_that_no_longer_exists(store: Store, how: str) -> None:
+    store.config.keep_remote = RetentionPolicy(keep_last=50)
+    for step in range(1, 6):
+        store.save(state(step), step=step)
+    mirrored(store)
+    objects = open_objects(store.remotes.get("cold").target)
+    objects.delete([one.key for one in objects.list("")])
+    if how == "another":
+        other = Store.init(store.path.parent / "other", chunk_bytes=MIB)
+        other.remotes.add("cold", store.remotes.get("cold").target.address)
+    store.save(state(6), step=6)
+    mirror = Mirror(context_of(store))
+    mirror.step()
+    assert isinstance(mirror.problem, NoSuchRemote)
+    store.config.retention = RetentionPolicy(keep_last=2)
+
+    info = store.save(state(7), step=7)
+
+    assert [step for step, _ in here(store)] == [1, 2, 3, 4, 5, 6, 7]
+    assert info.warnings == ()
+
+
+def test_the_status_names_evicted_checkpoints_that_only_a_former_mirror_has(store: Store, tmp_path: Path) -> None:
+    for step in range(1, 4):
+        store.save(state(step), step=step)
+    mirrored(store)
+    store.evict([1, 2], "cold")
+    store.remotes.add("new", tmp_path / "new")
+    store.config.mirror = "new"
+
+    mirrored(store)
+
+    status = store.mirror_status()
+    assert status is not None
+    assert (status.on_other_remotes, status.behind, status.ok) == (("main@1", "main@2"), (), False)
+    assert "lacks 2 checkpoints that only other remotes have, such as main@1" in str(status)
+    assert [(one.level, one.do) for one in store.doctor().findings if one.what == "mirror"] == [
+        ("warning", "download them, and the mirror gets them: ckstore pull main@1")
+    ]
+    store.pull([1, 2], remote="cold")
+    mirrored(store)
+    status = store.mirror_status()
+    assert status is not None
+    assert (status.on_other_remotes, status.ok) == ((), True)
+    assert [step for step, _ in here(store)] == [1, 2, 3]
+
+
+def test_a_mirror_process_that_lives_on_raises_the_numbers_of_a_restored_store(store: Store, tmp_path: Path) -> None:
+    store.save(state(1), step=1)
+    mirrored(store)
+    shutil.copytree(store.path, tmp_path / "backup", symlinks=True)
+    mirror = Mirror(context_of(store))
+    for step in (2, 3, 4):
+        store.save(state(step), step=step)
+        assert mirror.step()
+    path = store.path
+    newest = store.info(4).sequence
+    shutil.rmtree(path)
+    shutil.copytree(tmp_path / "backup", path, symlinks=True)
+    with Store.open(path) as restored:
+        restored.save(state(5), step=5)
+        while mirror.step():
+            pass
+
+        assert restored.save(state(6), step=6).sequence > newest

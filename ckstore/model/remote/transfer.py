@@ -124,6 +124,8 @@ class MirrorStatus:
         missing: Evicted checkpoints with blobs that were not in this listing. The mirror cannot provide these blobs.
         refused_since: Time since which the mirror has refused the credentials, in the format of
             `CheckpointInfo.created`. Empty if the last push succeeded, or failed for another reason.
+        on_other_remotes: Evicted checkpoints whose data only other remotes have, for example because the store had
+            another mirror before. After a pull, the mirror process pushes them.
     """
 
     remote: str
@@ -135,11 +137,12 @@ class MirrorStatus:
     looked: str = ""
     missing: tuple[str, ...] = ()
     refused_since: str = ""
+    on_other_remotes: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
         """Whether the last push succeeded, no checkpoint was only local for too long, and no bytes are missing."""
-        return not self.problem and not self.missed and not self.missing
+        return not self.problem and not self.missed and not self.missing and not self.on_other_remotes
 
     @property
     def missed(self) -> bool:
@@ -155,7 +158,12 @@ class MirrorStatus:
         seen = f" (it listed them as of {self.looked[:16].replace('T', ' ')} UTC)" if self.looked else ""
         lost = f"{counted(len(self.missing), 'checkpoint')} that this store evicted" if self.missing else ""
         such_as = f", such as {self.missing[0]}{seen}" if self.missing else ""
+        if self.on_other_remotes:
+            count = counted(len(self.on_other_remotes), "checkpoint")
+            why += f"; it lacks {count} that only other remotes have, such as {self.on_other_remotes[0]}"
         if not self.behind:
+            if self.on_other_remotes and not lost:
+                return printable(f"{mirror_named(self.remote)} has every other checkpoint{seen}{why}")
             found = f"lacks bytes of {lost}{such_as}" if lost else f"has every checkpoint{seen}"
             return printable(f"{mirror_named(self.remote)} {found}{why}")
         if lost:

@@ -101,20 +101,20 @@ def agreed_info(objects: Objects, name: str) -> RemoteInfo:
 
 
 def check_uuid_is(found: str, wanted: str, name: str) -> None:
-    """Raise `RemoteError` if the target now has another remote than the one that was added.
+    """Raise `NoSuchRemote` if the target now has another remote than the one that was added.
 
     The store's records of the added remote do not apply to another remote.
     """
     if wanted and found != wanted:
         msg = f"another remote is now at {name}: its uuid is {found}, expected {wanted}"
-        raise RemoteError(msg, hint=f"to use the other one: ckstore remote rm {name}, then add it again")
+        raise NoSuchRemote(msg, hint=f"to use the other one: ckstore remote rm {name}, then add it again")
 
 
 def check_takes(remote: Remote, settings: StoreSettings) -> RemoteInfo:
     """Return the description of a remote that a store is about to push to.
 
     Raises:
-        RemoteError: Another remote is now at the target.
+        NoSuchRemote: Another remote is now at the target.
         BadInput: The remote uses another hash.
     """
     info = read_info(remote.objects, remote.name)

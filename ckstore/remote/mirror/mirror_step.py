@@ -18,6 +18,7 @@ from ckstore.ops.failures import joined
 from ckstore.ops.mirror_record import (
     add_mirrored,
     behind,
+    forget_copies,
     note_looked,
     note_missing,
     note_pruned,
@@ -29,6 +30,7 @@ from ckstore.ops.mirror_settings import KEEP_REMOTE, MIRROR, MIRROR_BYTES_S
 from ckstore.ops.refs.listing import current_or_named
 from ckstore.remote import transfer
 from ckstore.remote.documents.claims import end_claims
+from ckstore.remote.documents.run_owner import read_owner
 from ckstore.remote.key_lookup import PAGE_ASKS, look
 from ckstore.remote.metadata_sync import annotations_of, pins_of, restored_at, tags_of
 from ckstore.remote.mirror.ownership import Ownership
@@ -37,7 +39,7 @@ from ckstore.remote.pruning.keep_remote import KeepRemote
 from ckstore.remote.pruning.prune import GRACE_S, prune
 from ckstore.remote.push_plan import place_of
 from ckstore.remote.remote_only.evict import keep_local
-from ckstore.remote.remote_only.listing import absent_at
+from ckstore.remote.remote_only.listing import absent_at, mark_lost
 from ckstore.remote.remote_only.lost_claims import claim_again
 from ckstore.remote.remote_opener import named_remote
 
@@ -243,6 +245,10 @@ class Mirror:
         except _OF_THE_MIRROR:
             raise
         except CkstoreError as error:
+            if isinstance(error, NoSuchRemote):
+                # The mirror was removed, or it is not mounted. Retention must not rely on the copies that it had.
+                self._asked.clear()
+                forget_copies(self._context.layout, self.name or "")
             self._failed[duty] = error
             return False
         self._failed.pop(duty, None)
@@ -265,10 +271,21 @@ class Mirror:
             return
         there = named_remote(context, name, writing=False)
         # Claims are restored first, because other stores keep claimed checkpoints. If the remote no longer exists,
-        # everything counts as missing.
-        with suppress(NoSuchRemote):
+        # everything counts as missing, but not as lost: its filesystem may not be mounted.
+        exists = True
+        try:
             claim_again(context, there)
+        except NoSuchRemote:
+            exists = False
         absent = absent_at(context, there, had)
+        if exists:
+            only_there = [
+                info
+                for info in had
+                if info.elsewhere and holder_names_at(context.layout.checkpoint(info.key)) == (name,)
+            ]
+            whole = {info.id for info in only_there} - absent.missing.keys()
+            mark_lost(context, only_there, {id: f"{name}: {why}" for id, why in absent.missing.items()}, whole)
         documents, _ = look(there.objects, known.documents, len(known.ids))
         lost = (known.documents.keys() - documents) | restored_at(context, there, documents)
         names = {info.id: info for info in had}
@@ -285,6 +302,22 @@ class Mirror:
             return set()
         runs = read_mirrored(self._context.layout, name).sequences
         return {id for id in removed if id in infos and infos[id].run in runs}
+
+    def _note_removed(self, there: Remote, infos: list[CheckpointInfo]) -> list[CheckpointInfo]:
+        """Record the checkpoints that were removed from the mirror and that this store decides about again.
+
+        Return the others, which remain removed.
+        """
+        # The record lacks the runs if it is new, and the removed checkpoints if they were not listed for some time,
+        # such as before an undo. The mirror has both.
+        known, own = read_mirrored(self._context.layout, there.name).sequences, self._context.settings.uuid
+        runs = {info.run for info in infos}
+        owners = {run: read_owner(there.objects, run) for run in runs - known.keys()}
+        mirrored = {run for run in runs if run in known or ((found := owners[run]) and found[0].store == own)}
+        again = {info.id for info in infos if info.run in mirrored}
+        if again:
+            note_pruned(self._context.layout, there.name, again)
+        return [info for info in infos if info.id not in again]
 
     def _needing_no_push(self, there: Remote, todo: list[CheckpointInfo]) -> list[CheckpointInfo]:
         """Return the checkpoints that need no push, according to the remote.
@@ -304,7 +337,9 @@ class Mirror:
         # A checkpoint that lost a blob is pushed again although its manifest exists on the remote. A checkpoint that
         # the policy deleted there is pushed again although it has a deletion mark.
         new = [info for info in new if info.id not in again]
-        return [info for info in new if {places[info.id].manifest, places[info.id].dropped} & found]
+        removed = [info for info in new if places[info.id].dropped in found]
+        pushed = [info for info in new if info not in removed and places[info.id].manifest in found]
+        return pushed + self._note_removed(there, removed)
 
     def _own_run(self, there: Remote, info: CheckpointInfo) -> None:
         """Become or remain the owner of the run of a checkpoint on the mirror."""

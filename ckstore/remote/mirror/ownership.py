@@ -90,6 +90,8 @@ class Ownership:
         begun_s, known = self.clock(), self._owned.pop(run, None)
         if known is None:
             return None
+        # If the store was restored from a backup, its later saves must still follow those on the mirror.
+        raise_order(self.context, known.owner.sequence, remote.name)
         if sequence <= known.owner.sequence and begun_s - known.at_s < known.owner.life_s / 4:
             return known
         if not remote.cas:  # the object must be read first, because another store may have taken the run over
