@@ -15,6 +15,7 @@ from typing import NamedTuple
 from ckstore.errors import CkstoreError
 from ckstore.fs import dirfd_stat, files, links
 from ckstore.model.digest import is_digest
+from ckstore.objects.documents import marks
 from ckstore.objects.layout import Layout
 from ckstore.ops.config_file import CACHE_BYTES, setting_of
 from ckstore.ops.context import Context
@@ -47,6 +48,21 @@ def cached_bytes(layout: Layout) -> int:
     return sum(status.st_size for _, status in _kept(layout))
 
 
+def clearable_bytes(layout: Layout) -> int:
+    """Return how many cached bytes `clear` removes."""
+    return sum(status.st_size for _, status in _clearable(layout))
+
+
+def _clearable(layout: Layout) -> list[tuple[str, os.stat_result]]:
+    """Return the cached ranges, except those of blobs that a mark names as damaged or lost.
+
+    These ranges may be the last copy. If a program loads the checkpoint and saves it again, the save heals it.
+    """
+    kept = _kept(layout)
+    lost = {digest for path in marks.marked(layout) for digest in marks.blobs_of(path)} if kept else set()
+    return [(name, status) for name, status in kept if name.partition(".")[0] not in lost]
+
+
 def _kept(layout: Layout) -> list[tuple[str, os.stat_result]]:
     with suppress(PermissionError):  # gc and listings must not fail if this user may not read the cache
         return dirfd_stat.statuses(layout.downloads)
@@ -62,9 +78,9 @@ def limit_bytes(layout: Layout, kept_bytes: int) -> int:
 
 
 def clear(layout: Layout) -> int:
-    """Remove all cached ranges that this process may remove; return how many bytes were freed."""
+    """Remove the ranges of `clearable_bytes` that this process may remove; return how many bytes were freed."""
     gone = 0
-    for name, status in _kept(layout):
+    for name, status in _clearable(layout):
         with suppress(OSError):
             links.unlink(layout.downloads / name)
             gone += status.st_size

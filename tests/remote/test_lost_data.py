@@ -125,3 +125,25 @@ def test_a_clone_of_a_store_reports_data_that_the_store_has_evicted(store: Store
         store.pull(1, remote="cold")
         assert clone.verify().ok
         assert same(clone.load("latest-valid"), state(1))
+
+
+def test_gc_keeps_cached_data_that_the_remote_lost_and_a_save_heals_the_checkpoint(store: Store) -> None:
+    for step in (1, 2):
+        store.save(state(step), step=step)
+    store.push(all=True, remote="cold")
+    store.evict([1, 2], "cold")
+    assert same(store.load(1), state(1))  # this fills the cache
+    assert same(store.load(2), state(2))
+    lose(store, "cold", 1)
+    assert not store.verify().ok
+
+    store.gc()
+
+    found = store.load(1)
+    assert same(found, state(1))
+    store.save(found, step=3)
+    assert [info.damaged for info in store.checkpoints()] == [False, False, False]
+    assert not store.info(1).elsewhere
+    assert same(store.load(1), state(1))
+    assert store.verify().ok
+    check_store(store.path)

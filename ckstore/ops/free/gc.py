@@ -107,7 +107,7 @@ def prune(
 def gc(context: Context, *, dry_run: bool, exclusive: bool, purge: bool) -> GcReport:
     """Run `collect` and clear the download cache; see `ckstore.Store.gc`."""
     if dry_run:
-        report, cached_bytes = gc_dry(context, purge=purge), download_cache.cached_bytes(context.layout)
+        report, cached_bytes = gc_dry(context, purge=purge), download_cache.clearable_bytes(context.layout)
     else:
         report = collect(context, exclusive=exclusive, purge=purge)
         cached_bytes = download_cache.clear(context.layout)

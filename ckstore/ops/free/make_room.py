@@ -164,7 +164,7 @@ def _choose(
 
 def _freed_by_gc(context: Context) -> Amount:
     planned = plan_gc(context, [one.info.key for one in due(context, purge=True)], purge=True)
-    return Amount(planned.freed_bytes + download_cache.cached_bytes(context.layout), planned.freed_count)
+    return Amount(planned.freed_bytes + download_cache.clearable_bytes(context.layout), planned.freed_count)
 
 
 def _freed_by_each(
