@@ -242,7 +242,8 @@ class StoreConfig:
     undo_by_rule_s = _plain(config_file.UNDO_BY_RULE_S)
     """Like `undo_by_hand_s`, but for checkpoints that a policy drops after a save or that a save replaces. Default: 0.
 
-    Checkpoints that a budget or `make_room` drops are freed immediately, since their space is needed.
+    Checkpoints that a budget drops after a save, or that `make_room` drops, are freed immediately, since their space is
+    needed. If `prune` applies the budget, `undo_by_hand_s` applies.
     """
 
     evaluation_patience_s = _plain(config_file.EVALUATION_PATIENCE_S)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ckstore.errors import BadInput
 from ckstore.model.best import best_of
+from ckstore.model.doctor.finding import age_words
 from ckstore.model.reports.gc_report import GcReport
 from ckstore.model.reports.gc_report import lines as freed_lines
 from ckstore.model.reports.held_blobs import HeldBlob, by_holder, held_size
@@ -24,6 +25,9 @@ from ckstore_cli._format import columns, cut, wrap
 from ckstore_cli._options import adding
 from ckstore_cli._output import Output
 from ckstore_cli._types import WholeNumber
+
+if TYPE_CHECKING:
+    from ckstore.store import Store
 
 _HEAD = ("CHECKPOINT", "PLAN", "")
 _BECAUSE = "BECAUSE"
@@ -122,8 +126,16 @@ def print_outcome(out: Output, report: RetentionReport) -> None:
         out.warning(printable(str(warning)))
 
 
-def print_freed(out: Output, report: GcReport) -> None:
-    """Print the plan, if there was a policy, and the freed space."""
+def undo_hint(store: Store, report: GcReport, *, now: bool) -> str:
+    """Return for how long the checkpoints that a dry run would drop could be restored, or an empty string."""
+    undo_s = 0 if now or not store._context.view.frees_at_once else store.config.undo_by_hand_s  # noqa: SLF001
+    if not (report.dry_run and report.dropped and undo_s):
+        return ""
+    return f"ckstore undo could restore them for {age_words(undo_s)}; --now would free their space at once"
+
+
+def print_freed(out: Output, report: GcReport, hint: str) -> None:
+    """Print the plan, if there was a policy, the freed space, and a hint if it is not empty."""
     dry_run = report.dry_run
     document: dict[str, Any] = {"dry_run": dry_run, "policy": None, "checkpoints": [], "skipped": [], "warnings": []}
     if report.retention is not None:
@@ -141,3 +153,5 @@ def print_freed(out: Output, report: GcReport) -> None:
         return [cut(row, out.width) for row in columns([("  PID", "SIZE", "HOW", "COMMAND"), *rows], "<><<")]
 
     out.lines(freed_lines(report, table=table))
+    if hint:
+        out.note(hint)

@@ -223,6 +223,24 @@ def test_gc_drops_by_every_rule_what_prune_would_drop(run: Run, path: Path, rule
     assert (done["freed_count"] > 0) == any(not one["keep"] for one in plan["checkpoints"])
 
 
+@pytest.mark.parametrize("command", ["gc", "prune"])
+@pytest.mark.parametrize("rule", [["--max-bytes", "5MB"], ["--keep-last", "2"]])
+def test_a_dry_run_says_of_every_rule_whether_the_real_run_can_be_undone(
+    run: Run, path: Path, command: str, rule: list[str]
+) -> None:
+    with Store.open(path) as store:
+        store.config.undo_by_hand_s = 3600
+
+    words = [command, *rule, "--store", path]
+    assert "ckstore undo could restore them for 60 minutes" in run(*words, "--dry-run").stderr
+    assert "undo" not in run(*words, "--dry-run", "--now").stderr
+
+    run(*words)
+    kept = steps(path)
+    run("undo", "--all", "--store", path)
+    assert kept != steps(path) == [100, 200, 300, 400, 500, 600]
+
+
 def test_gc_of_a_run_without_a_rule_is_wrong_usage(run: Run, path: Path) -> None:
     shown = run("gc", "--run", "main", "--store", path)
 

@@ -89,7 +89,8 @@ def prune(
     # Check the store and the setting before the first drop, so that they cause no error after a drop.
     context.check_writable()
     _grace_for(context, exclusive=exclusive)
-    done = retain.carry_out(context, plan, 0 if now else setting_of(context.layout, UNDO_BY_HAND_S))
+    undo_s = 0 if now else setting_of(context.layout, UNDO_BY_HAND_S)
+    done = retain.carry_out(context, plan, undo_s, by_hand=True)
     if done.refused and not done.dropped:  # if some were dropped, the report names the refused ones instead
         raise done.refused[0]
     try:

@@ -327,11 +327,14 @@ def _blobs(context: Context, info: CheckpointInfo) -> dict[str, int]:
     return {}
 
 
-def carry_out(context: Context, to_do: RetentionPlan, undo_s: float = 0, *, dry_run: bool = False) -> RetentionReport:
+def carry_out(
+    context: Context, to_do: RetentionPlan, undo_s: float = 0, *, by_hand: bool = False, dry_run: bool = False
+) -> RetentionReport:
     """Drop the checkpoints that a plan drops, unless they must now be kept. Only gc unlinks their files.
 
-    Drops can be undone for `undo_s`, except drops by a budget. If this process cannot drop a checkpoint, it is skipped,
-    and the report says why. With `dry_run`, nothing is dropped, and the report is the same.
+    Drops can be undone for `undo_s`. Without `by_hand`, drops by a budget cannot be undone, since the data of the
+    checkpoints would exceed the budget until the undo window is over. If this process cannot drop a checkpoint, it is
+    skipped, and the report says why. With `dry_run`, nothing is dropped, and the report is the same.
     """
     # The tags, pins and id of each checkpoint are checked again under an exclusive lock. Meanwhile, a valid checkpoint
     # of the run that the plan keeps is locked, so that at least one valid checkpoint remains.
@@ -358,7 +361,9 @@ def carry_out(context: Context, to_do: RetentionPlan, undo_s: float = 0, *, dry_
                     staying = [entry for entry in going if not (has_healthy or entry.info.unhealthy)]
                     outcomes += [Skipped(entry.info, why) for entry in staying]
                     going = [entry for entry in going if has_healthy or entry.info.unhealthy]
-                outcomes += [_try_drop(context, entry, guard, None if dry_run else undo_s) for entry in going]
+                for entry in going:
+                    at_once = not by_hand and any(OVER_BUDGET in why for why in entry.reasons)
+                    outcomes.append(_try_drop(context, entry, guard, None if dry_run else 0 if at_once else undo_s))
     return RetentionReport(
         to_do,
         dropped=tuple(one.info for one in outcomes if not one.reason),
@@ -399,9 +404,7 @@ def _try_drop(context: Context, entry: PlanEntry, guard: CheckpointInfo | None, 
         if undo_s is None:
             check_droppable(context, info)
             return Skipped(info, "")
-        # A drop by a budget cannot be undone, since the data of the checkpoint would exceed the budget until the undo
-        # window is over.
-        drop(context, info, "; ".join(entry.reasons), 0 if any(OVER_BUDGET in why for why in entry.reasons) else undo_s)
+        drop(context, info, "; ".join(entry.reasons), undo_s)
     except (InUse, NoSuchRef) as error:
         return Skipped(info, error.message)
     except PermissionError as error:

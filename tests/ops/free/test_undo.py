@@ -200,6 +200,27 @@ def test_rules_after_a_save_keep_for_their_own_time_and_budgets_not_at_all(kept:
     assert [one.ref for one in kept.undoable()] == ["main@1"]
 
 
+@pytest.mark.parametrize("stored", ["a policy", "a budget", ""])
+def test_a_prune_by_a_size_can_be_undone_unless_it_says_now(kept: Store, stored: str) -> None:
+    for step in (1, 2, 3):
+        save(kept, step)
+    policy = None if stored else RetentionPolicy(max_bytes=400_000)
+    if stored == "a policy":
+        kept.config.retention = RetentionPolicy(max_bytes=400_000)
+    elif stored:
+        kept.config.budget = Budget(400_000)
+
+    report = kept.prune(policy)
+    assert [info.step for info in report.dropped] == [1, 2]
+    assert report.freed_bytes == 0
+    assert [one.ref for one in kept.undoable()] == ["main@2", "main@1"]
+    kept.config.retention = kept.config.budget = None
+    assert [kept.undo(step).step for step in (1, 2)] == [1, 2]
+
+    kept.prune(RetentionPolicy(max_bytes=400_000), now=True)
+    assert kept.undoable() == ()
+
+
 def test_what_a_rule_drops_beside_a_budget_keeps_its_own_time(kept: Store) -> None:
     for step in range(3):
         save(kept, step, "other", seed=step)

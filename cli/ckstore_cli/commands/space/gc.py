@@ -9,7 +9,7 @@ import click
 from ckstore.errors import BadInput
 from ckstore_cli._frame import Frame, framed
 from ckstore_cli._refs import complete_run
-from ckstore_cli._retention import policy_of, print_freed, rule_options
+from ckstore_cli._retention import policy_of, print_freed, rule_options, undo_hint
 
 
 @click.command()
@@ -66,4 +66,5 @@ def gc(frame: Frame, /, run: str | None, dry_run: bool, exclusive: bool, now: bo
             report = store.gc(dry_run=dry_run, exclusive=exclusive, now=now)
         else:
             report = store.prune(policy, run, dry_run=dry_run, exclusive=exclusive, now=now)
-    print_freed(out, report)
+        hint = undo_hint(store, report, now=now)
+    print_freed(out, report, hint)

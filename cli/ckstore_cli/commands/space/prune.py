@@ -7,10 +7,9 @@ from typing import Any
 import click
 
 from ckstore.errors import BadInput
-from ckstore.model.doctor.finding import age_words
 from ckstore_cli._frame import Frame, framed
 from ckstore_cli._refs import complete_run
-from ckstore_cli._retention import policy_of, print_freed, rule_options
+from ckstore_cli._retention import policy_of, print_freed, rule_options, undo_hint
 
 
 @click.command()
@@ -63,7 +62,5 @@ def prune(frame: Frame, /, run: str | None, dry_run: bool, now: bool, **rules: A
                 hint="give a rule: --keep-last, --keep-every, --keep-best or --keep-within",
             )
         report = store.prune(policy, run, dry_run=dry_run, now=now)
-        waits_s = 0 if now or not store._context.view.frees_at_once else store.config.undo_by_hand_s  # noqa: SLF001
-    print_freed(out, report)
-    if dry_run and waits_s and report.dropped:
-        out.note(f"ckstore undo could restore them for {age_words(waits_s)}; --now would free their space at once")
+        hint = undo_hint(store, report, now=now)
+    print_freed(out, report, hint)
