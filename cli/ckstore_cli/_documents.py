@@ -34,7 +34,7 @@ _FORMS = {
     "FileChange": "path kind before after changed_bytes",
     "FileSummary": "kind mode:04o nbytes",
     "GcReport": "freed_bytes freed_count filesystem_freed_bytes held_bytes held linked_outside differences "
-    "dead_pack_bytes catalog_bytes waiting explanation cached_bytes",
+    "dead_pack_bytes catalog_bytes waiting explanation cached_bytes superseded",
     "HeldBlob": "digest nbytes why holders",
     "Holder": "pid command how",
     "LeafChange": "name before after changed_bytes largest_absolute=difference.largest_absolute "

@@ -93,6 +93,7 @@ class GcPlan:
         dead_stagings: Names of directories in ``staging/`` that killed saves left. The first step moves them to trash.
         trash: Names in ``trash/`` that the second step deletes.
         unused: Digests of blobs that no checkpoint uses after the second step. The third step deletes these blobs.
+        superseded: Superseded checkpoints that gc drops first, as in `GcReport`.
         dead_pack_bytes, unseen_processes, next_to_free, waits_for_grace: As in `GcReport`.
     """
 
@@ -102,6 +103,7 @@ class GcPlan:
     dead_stagings: tuple[str, ...] = ()
     trash: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
+    superseded: tuple[str, ...] = ()
     dead_pack_bytes: int = 0
     unseen_processes: int | None = 0
     next_to_free: NextToFree | None = None
@@ -139,6 +141,8 @@ class GcReport:
         linked_outside: Blobs with hardlinks outside the store. The next gc tries to free them again.
         dead_pack_bytes: Upper bound of the bytes in packs that no checkpoint uses. They are freed only when the whole
             pack is freed.
+        superseded: Names and first digits of the ids of the superseded checkpoints that gc dropped, or would drop in a
+            dry run.
         swept_stagings: Number of directories of killed saves that were moved to trash.
         trash_left: Names that are still in ``trash/``.
         catalog_bytes: Size of the index, ``catalog.db``.
@@ -176,6 +180,7 @@ class GcReport:
     waiting: tuple[Waiting, ...] = ()
     differences: tuple[str, ...] = ()
     cached_bytes: int = 0
+    superseded: tuple[str, ...] = ()
 
     @property
     def dropped(self) -> tuple[CheckpointInfo, ...]:
@@ -202,6 +207,7 @@ class GcReport:
             linked_outside=plan.linked_outside,
             dead_pack_bytes=plan.dead_pack_bytes,
             unseen_processes=plan.unseen_processes,
+            superseded=plan.superseded,
             swept_stagings=len(plan.dead_stagings),
             dry_run=True,
             next_to_free=plan.next_to_free,
@@ -216,6 +222,8 @@ class GcReport:
         If no blob was freed or kept, the text can also name a deletion that would free space.
         """
         sentences = []
+        if self.superseded:
+            sentences.append(_superseded(self, some_of(self.superseded)))
         if self.freed_count:
             what = f"{counted(self.freed_count, 'blob')}, {size_text(self.freed_bytes)}"
             sentences.append(f"would free {what}" if self.dry_run else f"freed {what}")
@@ -247,6 +255,11 @@ class GcReport:
         return "\n".join([*done, *lines(self)])
 
 
+def _superseded(report: GcReport, names: str) -> str:
+    did = "would drop" if report.dry_run else "dropped"
+    return printable(f"{did} {counted(len(report.superseded), 'superseded checkpoint')}: {names}")
+
+
 def _kept(blobs: Sequence[HeldBlob | LinkedBlob]) -> str:
     return f"{counted(len(blobs), 'blob')}, {size_text(sum(blob.nbytes for blob in blobs))}, kept"
 
@@ -273,6 +286,8 @@ def lines(report: GcReport, table: Callable[[Sequence[HeldBlob]], Iterable[str]]
         report: The report.
         table: Formats the blobs that each process has open. If None, each list is shortened to a few lines.
     """
+    if report.superseded:
+        yield _superseded(report, some_of(report.superseded) if table is None else ", ".join(report.superseded))
     if report.freed_count:
         what = f"{size_text(report.freed_bytes)} in {counted(report.freed_count, 'blob')}"
         grown = 0 if report.dry_run else report.filesystem_freed_bytes
@@ -289,7 +304,7 @@ def lines(report: GcReport, table: Callable[[Sequence[HeldBlob]], Iterable[str]]
     linked = list(map(str, report.linked_outside))
     yield from first_of(linked) if table is None else linked
     # If checkpoints are waiting, a later line says when they are freed, so do not say that there is no unused data.
-    is_idle = not (report.freed_count or report.held or report.linked_outside or report.waiting)
+    is_idle = not (report.superseded or report.freed_count or report.held or report.linked_outside or report.waiting)
     if is_idle:
         yield printable(report.explanation)
     if report.cached_bytes:

@@ -48,7 +48,7 @@ def compact(context: Context, plan: CompactionPlan, share: Share | None = None) 
     checkpoints that are already compacted remain compacted.
     """
     context.check_writable()
-    left = drop_superseded(context, forms_only=True)  # former generations left by a killed compaction
+    left = drop_superseded(context, forms_only=True).digests  # former generations left by a killed compaction
     with _Compaction(context, plan, share) as work:
         work.let_go |= left
         for entry in plan.compacted:

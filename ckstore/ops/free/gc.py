@@ -44,7 +44,7 @@ from ckstore.ops.config_file import GRACE_S, UNDO_BY_HAND_S, setting_of
 from ckstore.ops.context import Context
 from ckstore.ops.free import reclaim, retain
 from ckstore.ops.free.gc_plan import differences, linked_outside, plan_gc
-from ckstore.ops.free.superseded_checkpoints import drop_superseded, due, is_undone
+from ckstore.ops.free.superseded_checkpoints import drop_superseded, due, is_undone, names_of
 from ckstore.ops.free.undo import waiting
 from ckstore.ops.index.catalog_update import catch_up, mend
 from ckstore.ops.index.reconcile import TIMEOUT_S, reconcile_all
@@ -120,11 +120,8 @@ def planned(context: Context, dropping: Collection[CheckpointKey] = (), *, purge
     superseded = due(context, purge=purge, without=dropping)
     # Superseded checkpoints first wait in trash until their undo window is over. Former generations do not.
     waits = not purge and is_undone(context)
-    return plan_gc(
-        context,
-        [*dropping, *(one.info.key for one in superseded if one.is_former_form or not waits)],
-        purge=purge,
-    )
+    keys = [one.info.key for one in superseded if one.is_former_form or not waits]
+    return replace(plan_gc(context, [*dropping, *keys], purge=purge), superseded=names_of(superseded))
 
 
 def gc_dry(context: Context, dropping: Collection[CheckpointKey] = (), *, purge: bool = False) -> GcReport:
@@ -174,8 +171,9 @@ def _collect(context: Context, *, settle: bool, grace: Grace | None, purge: bool
     with _start(context, grace, purge=purge) as collector, reserve.given_up(layout):
         _make_current(context, settle=settle)
         # This is too expensive after each save, and a save itself drops the checkpoint that it replaces.
+        superseded: tuple[str, ...] = ()
         if settle or purge:
-            drop_superseded(context, purge=purge, grace=grace)
+            superseded = names_of(drop_superseded(context, purge=purge, grace=grace).dropped)
             seen = context.known.directories.look(layout)
             trash.sweep_hidden(layout, [(run, name) for run, one in seen.items() for name in one.names], grace)
         plan = plan_gc(context, forecast=settle, purge=purge)
@@ -186,6 +184,7 @@ def _collect(context: Context, *, settle: bool, grace: Grace | None, purge: bool
             freed_count=len(done.freed),
             held=tuple(done.held[digest] for digest in sorted(done.held)),
             linked_outside=linked_outside(context, done.linked),
+            superseded=superseded,
             swept_stagings=len(swept),
             trash_left=tuple(trash.due(layout)),
             waiting=waiting(context) if settle else (),
@@ -193,7 +192,7 @@ def _collect(context: Context, *, settle: bool, grace: Grace | None, purge: bool
             next_to_free=None if done.freed or done.held else plan.next_to_free,
             unseen_processes=collector.unseen_count,
             waits_for_grace=grace is not None,
-            plan=plan,
+            plan=replace(plan, superseded=superseded),
             # With a grace period, most blobs are expected to wait. Without a forecast, there is nothing to compare.
             differences=differences(context, plan, done, swept) if settle and grace is None else (),
         )

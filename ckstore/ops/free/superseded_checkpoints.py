@@ -96,6 +96,18 @@ class Due(NamedTuple):
     is_former_form: bool
 
 
+def names_of(dropped: Iterable[Due]) -> tuple[str, ...]:
+    """Return the name and the first digits of the id of each checkpoint, without former generations."""
+    return tuple(f"{one.info.name} ({short_id(one.info.id)})" for one in dropped if not one.is_former_form)
+
+
+class Drops(NamedTuple):
+    """The superseded checkpoints that were dropped, and the digests of their blobs."""
+
+    dropped: tuple[Due, ...]
+    digests: set[str]
+
+
 def due(
     context: Context,
     *,
@@ -174,8 +186,8 @@ def _pins(context: Context) -> Collection[str] | None:
 
 def drop_superseded(
     context: Context, *, purge: bool = False, grace: Grace | None = None, forms_only: bool = False
-) -> set[str]:
-    """Durably drop the checkpoints that `due` returns, and return the digests of their blobs."""
+) -> Drops:
+    """Durably drop the checkpoints that `due` returns."""
     # If a checkpoint cannot be dropped, the next gc tries again, and `ckstore log --all` shows it.
     going = due(context, purge=purge, grace=grace, forms_only=forms_only)
     failures: dict[str, OSError] = {}
@@ -185,6 +197,7 @@ def drop_superseded(
         except OSError as error:
             failures[f"the run {run}"] = error
             going = [one for one in going if one.info.run != run]
+    done: list[Due] = []
     digests: set[str] = set()
     for one in going:
 
@@ -200,12 +213,13 @@ def drop_superseded(
                     undo_s = 0 if at_once else _undo_s(context)
                     dropped = drop(context, one.info, "superseded", undo_s, check, is_former_form=form)
                     digests.update(dropped.digests)
+                    done.append(one)
         except OSError as error:
             failures[one.info.shown] = error
     if failures:
         problems = [f"{what}: {describe_os_error(error)}" for what, error in failures.items()]
         warn(f"superseded checkpoints were not dropped, but everything else was done: {some_of(problems, 3)}")
-    return digests
+    return Drops(tuple(done), digests)
 
 
 @contextmanager

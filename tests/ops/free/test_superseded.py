@@ -161,6 +161,24 @@ def test_none_goes_for_the_sake_of_a_damaged_one(store: Store, how: str) -> None
     assert holds(store, 1, 1)
 
 
+@pytest.mark.parametrize("evicted", [False, True])
+def test_gc_names_what_it_drops_of_them_as_its_dry_run_does(store: Store, tmp_path: Path, evicted: bool) -> None:
+    older, _ = two_of_step(store)
+    if evicted:
+        store.remotes.add("other", tmp_path / "remote")
+        store.push([older], "other")
+        store.evict([older], "other")
+    names = (f"main@1 ({short_id(older.id)})",)
+
+    would, report = store.gc(dry_run=True), store.gc()
+
+    assert would.superseded == would.plan.superseded == report.superseded == report.plan.superseded == names
+    assert f"would drop 1 superseded checkpoint: {names[0]}" in would.explanation
+    assert str(would).startswith(f"would drop 1 superseded checkpoint: {names[0]}")
+    assert str(report).startswith(f"dropped 1 superseded checkpoint: {names[0]}")
+    assert store.gc().superseded == ()
+
+
 def test_an_incomplete_one_that_is_superseded_goes_too(store: Store) -> None:
     older, newer = two_of_step(store)
     next((dir_of_id(store.path, "main", 1, older.id) / "blobs").iterdir()).unlink()
