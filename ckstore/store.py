@@ -1706,7 +1706,8 @@ class Store:
                 checkpoints that are newer than the pulled one. This can be undone for `StoreConfig.undo_by_rule_s`. If
                 a tag, a pin or a reader keeps a newer checkpoint, the step still names this checkpoint, and the
                 `warnings` of the report list it.
-            dry_run: Change nothing, and report the data that would be downloaded.
+            dry_run: Change nothing, and report the data that would be downloaded. The `warnings` of the report list the
+                checkpoints that would be refused, replaced or kept because of `if_exists`.
             options: The fields of `TransferOptions`, which are run, all, tagged, bwlimit and progress.
 
         Raises:

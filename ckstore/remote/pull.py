@@ -15,14 +15,16 @@ from functools import partial
 from ckstore.errors import (
     CkstoreError,
     InsufficientSpace,
+    InUse,
     ReadOnlyStore,
     RemoteError,
+    StepExists,
 )
 from ckstore.fs import dirfd_stat, files
 from ckstore.model.canonical import encode_metric
 from ckstore.model.checkpoint.annotations import Annotations, parse_annotations
 from ckstore.model.digest import algorithm_of, short_id
-from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.model.manifest.info import CheckpointInfo, Published
 from ckstore.model.manifest.manifest import BlobRecord, Manifest
 from ckstore.model.manifest.stored import StoredForm
 from ckstore.model.names import CheckpointKey
@@ -42,6 +44,7 @@ from ckstore.ops.config_file import save_checks_or_all
 from ckstore.ops.context import Context, info_of, tags_by_checkpoint
 from ckstore.ops.failures import failure_of, joined
 from ckstore.ops.free import reclaim
+from ckstore.ops.free.drop import check_droppable
 from ckstore.ops.free.make_room import how_to_free, purge
 from ckstore.ops.free.superseded_checkpoints import drop_older
 from ckstore.ops.index.reconcile import update_row
@@ -66,8 +69,14 @@ _PAUSE_S = 0.5
 _BESIDE_BYTES = 4096
 
 
-def plan_pull(context: Context, source: Source, places: Sequence[Place]) -> TransferPlan:
-    """Return the checkpoints and blobs that a pull would download now."""
+def plan_pull(context: Context, source: Source, places: Sequence[Place], if_exists: IfExists) -> TransferPlan:
+    """Return the checkpoints and blobs that a pull would download now.
+
+    The warnings of the plan name the checkpoints that the pull would refuse or replace, and those it would keep
+    instead.
+    """
+    wanted_ids = frozenset(place.id for place in places)
+    warnings: list[str] = []
     wanted: dict[str, int] = {}
     missing: dict[str, int] = {}
     facts = facts_of(source, places, context.layout.hash_prefix)
@@ -76,9 +85,19 @@ def plan_pull(context: Context, source: Source, places: Sequence[Place]) -> Tran
         key = key_with_id(context.layout, *place, context.of_step)
         here = None if key is None else look(context.layout, key).published
         lacking = None if here is None else here.elsewhere
-        new += [place] if lacking is None else []
         found = read_manifest(source, place, context.layout.hash_prefix)
-        for blob in () if found is None else found.manifest.blobs:
+        if found is None:
+            continue
+        of_step = published_of_step(context.layout, *place.run_step, context.of_step)
+        is_known = is_here(context, place) or (bool(of_step) and of_step[-1].manifest_id in wanted_ids)
+        others = [one for one in of_step if one.manifest_id not in wanted_ids]
+        refusal = _refusal(context, found.manifest, others, "beside" if is_known else if_exists)
+        if refusal:
+            warnings.append(refusal)
+        elif if_exists == "replace":
+            warnings += _replaced(context, found.manifest, others)
+        new += [place] if lacking is None and not refusal else []
+        for blob in found.manifest.blobs:
             wanted[blob.digest] = blob.nbytes
             # If the checkpoint is local, only its evicted blobs are downloaded again.
             is_wanted = lacking is None or blob.digest in lacking
@@ -86,7 +105,33 @@ def plan_pull(context: Context, source: Source, places: Sequence[Place]) -> Tran
                 missing[blob.digest] = blob.nbytes
     infos = tuple(facts[place] for place in facts)
     new_infos = tuple(facts[place] for place in new)
-    return TransferPlan("pull", source.name, infos, new_infos, tuple(sorted(missing.items())), sum(wanted.values()))
+    blobs = tuple(sorted(missing.items()))
+    return TransferPlan("pull", source.name, infos, new_infos, blobs, sum(wanted.values()), tuple(warnings))
+
+
+def _refusal(context: Context, manifest: Manifest, others: Sequence[Published], rule: Rule) -> str:
+    """Return why a pull would not publish a checkpoint, given the others of its step, or an empty string."""
+    try:
+        kept = publishing.existing_of_step(context.layout, manifest, rule, [one.key for one in others])
+    except StepExists as error:
+        return f"{manifest.name} would be refused: {error.message}"
+    if kept is None:
+        return ""
+    return f"{manifest.name} would not be pulled: {short_id(kept.manifest_id)} of this store would be kept"
+
+
+def _replaced(context: Context, manifest: Manifest, others: Sequence[Published]) -> list[str]:
+    """Return a sentence for each other checkpoint of a step, on whether a pull that replaces it would drop it."""
+    said = []
+    for one in others:
+        info = info_of(context, one.manifest, one.manifest_id, key=one.key)
+        try:
+            check_droppable(context, info)
+        except InUse as error:
+            said.append(f"another checkpoint of {manifest.name} would be kept: {error.message}")
+        else:
+            said.append(f"{manifest.name} would replace {short_id(info.id)} of this store")
+    return said
 
 
 def steps_taken(context: Context, places: Iterable[Place]) -> set[tuple[str, int]]:
@@ -268,6 +313,8 @@ class Pull:
             if not reclaim.is_full(error):
                 staging.written.clear()
             reclaim.abandon(context, staging, error)
+            if isinstance(error, StepExists):  # unlike a save, a pull cannot choose another step
+                error.hint = "if_exists='replace' replaces that one; if_exists='keep' skips this checkpoint"
             raise
         return self._follow_up(staging, manifest, place, outcome)
 

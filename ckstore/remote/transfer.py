@@ -85,7 +85,8 @@ def pull(
         read_info(there.objects, there.name)
     if dry_run:
         source = source_of(there)
-        return pulling.plan_pull(context, source, _places(context, source, Choice(refs, options))).report()
+        places = _places(context, source, Choice(refs, options))
+        return pulling.plan_pull(context, source, places, if_exists).report()
     source = source_of(there, near(context.layout))
     work = Pull(context, source, how, if_exists)
     report = work.bring(_places(context, source, Choice(refs, options)))

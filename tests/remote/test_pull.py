@@ -16,6 +16,7 @@ import pytest
 from ckstore import AmbiguousRef, CkstoreWarning, InsufficientSpace, NoSuchRef, RemoteError, RunInUse, StepExists, Store
 from ckstore.fs import dirfd_stat, files
 from ckstore.fs.dirfd_stat import StorePath
+from ckstore.model.digest import short_id
 from ckstore.model.seal import seal
 from ckstore.objects import checkpoints
 from ckstore.remote import keys, other_store
@@ -369,6 +370,39 @@ def test_a_pull_replaces_a_checkpoint_of_the_step_only_on_request(store: Store, 
     assert other.pull(1, remote, if_exists="replace").checkpoints[0].id == pushed.id
     assert other.info(1).id == pushed.id
     check_store(other.path)
+
+
+@pytest.mark.parametrize("if_exists", ["error", "keep", "replace"])
+@pytest.mark.parametrize("tags", [(), ("mine",)])
+def test_a_dry_run_lists_what_a_pull_would_refuse_keep_or_replace(
+    store: Store, other: Store, if_exists: Any, tags: Sequence[str]
+) -> None:
+    _, remote = new_remote(store.settings)
+    store.save(state(2), step=2)
+    store.push([1, 2], remote)
+    mine = other.save(state(5), step=1, tags=tags)
+    digits = short_id(mine.id)
+
+    would = other.pull([1, 2], remote, if_exists=if_exists, dry_run=True)
+
+    assert [info.step for info in would.new] == ([1, 2] if if_exists == "replace" else [2])
+    (warning,) = would.warnings
+    if if_exists == "error":
+        assert warning.startswith("main@1 would be refused: run main has another checkpoint at step 1")
+        with pytest.raises(StepExists) as raised:
+            other.pull([1, 2], remote)
+        assert "step=" not in raised.value.hint
+        return
+    report = other.pull([1, 2], remote, if_exists=if_exists)
+    assert (report.new_count, report.moved_bytes) == (would.new_count, would.moved_bytes)
+    if if_exists == "keep":
+        assert warning == f"main@1 would not be pulled: {digits} of this store would be kept"
+    elif tags:
+        assert warning.startswith("another checkpoint of main@1 would be kept: ")
+        assert "has the tag mine" in warning
+    else:
+        assert warning == f"main@1 would replace {digits} of this store"
+    assert (mine.id in [info.id for info in other.checkpoints(superseded=True)]) == (bool(tags) or if_exists == "keep")
 
 
 @pytest.mark.parametrize("newer", ["there", "here"])

@@ -44,7 +44,7 @@ def pull(
     out = frame.output()
     if dry_run:
         with frame.reading() as store:
-            print_report(out, store.pull(refs or None, remote, dry_run=True, **options))
+            print_report(out, store.pull(refs or None, remote, if_exists=if_exists, dry_run=True, **options))
         return
     with frame.writing() as store, Progress("pulling", quiet=out.as_json) as shown:
         print_report(out, store.pull(refs or None, remote, if_exists=if_exists, progress=shown.at, **options))
