@@ -1703,7 +1703,8 @@ class Store:
                 the newest of the remote, unless an option selects others.
             remote: As in `push`.
             if_exists: As in `save`, for local checkpoints of the same run and step. ``replace`` also drops local
-                checkpoints that are newer than the pulled one. This can be undone for `StoreConfig.undo_by_rule_s`. If
+                checkpoints that are newer than the pulled one, and the `warnings` of the report list these. This can be
+                undone for `StoreConfig.undo_by_rule_s`. If
                 a tag, a pin or a reader keeps a newer checkpoint, the step still names this checkpoint, and the
                 `warnings` of the report list it.
             dry_run: Change nothing, and report the data that would be downloaded. The `warnings` of the report list the

@@ -46,7 +46,7 @@ from ckstore.ops.failures import failure_of, joined
 from ckstore.ops.free import reclaim
 from ckstore.ops.free.drop import check_droppable
 from ckstore.ops.free.make_room import how_to_free, purge
-from ckstore.ops.free.superseded_checkpoints import drop_older
+from ckstore.ops.free.superseded_checkpoints import drop_older, is_undone
 from ckstore.ops.index.reconcile import update_row
 from ckstore.ops.pace import RateLimiter
 from ckstore.ops.refs.find import open_directory
@@ -314,7 +314,9 @@ class Pull:
                 staging.written.clear()
             reclaim.abandon(context, staging, error)
             if isinstance(error, StepExists):  # unlike a save, a pull cannot choose another step
-                error.hint = "if_exists='replace' replaces that one; if_exists='keep' skips this checkpoint"
+                error.hint = (
+                    "if_exists='replace' replaces that one; if_exists='keep' skips this checkpoint"
+                )
             raise
         return self._follow_up(staging, manifest, place, outcome)
 
@@ -387,8 +389,15 @@ class Pull:
         going = [key for key in keys if key != info.key and not self._is_kept(key, info)]
         if not going:
             return
+        published = [look(self.context.layout, key).published for key in going]
+        newer = [one for one in published if one is not None and one.order > info.order]
         # With `replace`, the user requested this checkpoint. It replaces local ones even if they are newer.
         self.warnings += drop_older(self.context, info, going, newer=self.if_exists == "replace")
+        undo = "ckstore undo can restore it" if is_undone(self.context) else "it cannot be restored"
+        for one in newer:
+            if not dirfd_stat.exists(self.context.layout.checkpoint(one.key)):
+                dropped = f"{info.name}: dropped {short_id(one.manifest_id)} of this store"
+                self.warnings.append(f"{dropped}, which was newer than {short_id(info.id)}; {undo}")
         for key in going:
             self._update_row(key)
         reclaim.free_unused(self.context)

@@ -418,7 +418,9 @@ def test_checkpoints_replaced_by_a_pull_can_be_restored(store: Store, other: Sto
     if kind == "objects":
         store.push(1, remote)
     report = other.pull(1, remote, if_exists="replace")
-    assert (report.warnings, report.new_count) == ((), 1)
+    dropped = f"main@1: dropped {short_id(mine.id)} of this store, which was newer than {short_id(pulled.id)}"
+    warned = () if newer == "there" else (f"{dropped}; ckstore undo can restore it",)
+    assert (report.warnings, report.new_count) == (warned, 1)
     assert [info.id for info in other.checkpoints(superseded=True)] == [pulled.id]
     assert same(other.load(1), wanted)
     assert [entry.id for entry in other.undoable()] == [mine.id]
@@ -427,7 +429,7 @@ def test_checkpoints_replaced_by_a_pull_can_be_restored(store: Store, other: Sto
         assert other.undo(mine.id).id == mine.id
     assert same(other.load(mine.id), state(5))
     report = other.pull(pulled.id, remote, if_exists="replace")
-    assert (report.warnings, report.new_count, report.moved_bytes) == ((), 0, 0)
+    assert (report.warnings, report.new_count, report.moved_bytes) == (warned, 0, 0)
     assert (other.info(1).id, [entry.id for entry in other.undoable()]) == (pulled.id, [mine.id])
     check_store(other.path)
 
@@ -442,6 +444,18 @@ def test_a_replacing_pull_keeps_tagged_checkpoints_and_names_the_current_one(sto
     assert "main@1 still names" in report.warnings[1]
     assert same(other.load(1), state(5))
     assert same(other.load(pushed.id), state(1))
+
+
+def test_a_pull_warns_of_a_newer_checkpoint_that_it_drops_for_good(store: Store, other: Store) -> None:
+    _, remote = new_remote(store.settings)
+    pushed = store.push(1, remote).checkpoints[0]
+    mine = other.save(state(5), step=1)
+
+    report = other.pull(1, remote, if_exists="replace")
+
+    dropped = f"main@1: dropped {short_id(mine.id)} of this store, which was newer than {short_id(pushed.id)}"
+    assert report.warnings == (f"{dropped}; it cannot be restored",)
+    assert other.undoable() == ()
 
 
 @pytest.mark.parametrize("kind", ["store", "objects"])
