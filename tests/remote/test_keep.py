@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -363,6 +364,27 @@ def test_an_open_listed_checkpoint_stays_locally_and_on_the_mirror(store: Store)
     assert there(store) == [2]
     assert here(store) == [(2, True)]
     check_store(store.path)
+
+
+@pytest.mark.parametrize("how", ["deleted", "open", "listed"])
+def test_a_dry_run_of_keep_remote_lists_what_the_real_run_deletes(store: Store, how: str) -> None:
+    store.config.undo_by_hand_s = 3600
+    for step in (1, 2, 3):
+        store.save(state(step), step=step)
+    mirrored(store)
+    store.evict(1)
+    if how == "deleted":  # the claim of the store protects what it can still restore
+        store.delete(1)
+    store.config.keep_remote = RetentionPolicy(keep_last=1)
+
+    with store.open_checkpoint(1) if how == "open" else nullcontext():
+        would, report = store.remotes.prune("cold", dry_run=True).retention, store.remotes.prune("cold").retention
+
+    assert would is not None
+    assert report is not None
+    assert [one.step for one in would.dropped] == [one.step for one in report.dropped]
+    assert [str(one) for one in would.skipped] == [str(one) for one in report.skipped]
+    assert [one.info.step for one in would.skipped] == ([] if how == "listed" else [1])
 
 
 @pytest.fixture

@@ -122,12 +122,23 @@ def _read_if_possible(remote: Remote, claim: Claim) -> ClaimRecord | None:
 
 def end_claims(context: Context, remote: Remote) -> list[Claim]:
     """Delete the claims of this store that are no longer needed. Return all other claims on the remote."""
+    ended, others = _sorted_claims(context, remote)
+    remote.objects.delete([claim.key for claim in ended])
+    return others
+
+
+def needed_claims(context: Context, remote: Remote) -> list[Claim]:
+    """Return the claims on the remote that `end_claims` would return, and delete none."""
+    return _sorted_claims(context, remote)[1]
+
+
+def _sorted_claims(context: Context, remote: Remote) -> tuple[list[Claim], list[Claim]]:
+    """Return the claims of this store that are no longer needed, and all other claims on the remote."""
     # The claims are listed before the local files are read. An eviction writes elsewhere.json before its claim, so the
     # file of each listed claim already exists.
     claims = claims_at(remote.objects)
-    ended = {claim for claim in claims if claim.store == context.settings.uuid and not _is_needed(context, claim)}
-    remote.objects.delete([claim.key for claim in ended])
-    return [claim for claim in claims if claim not in ended]
+    ended = [claim for claim in claims if claim.store == context.settings.uuid and not _is_needed(context, claim)]
+    return ended, [claim for claim in claims if claim not in ended]
 
 
 def store_claims(context: Context, remote: Remote) -> tuple[StoreClaims, ...]:

@@ -8,7 +8,7 @@ checkpoint whose bytes do not exist must not be listed. A deletion on the mirror
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -30,12 +30,12 @@ from ckstore.ops.config_file import setting_of
 from ckstore.ops.context import Context
 from ckstore.ops.events import note
 from ckstore.ops.free import reclaim
-from ckstore.ops.free.drop import drop, make_kept_durable
+from ckstore.ops.free.drop import check_droppable, drop, make_kept_durable
 from ckstore.ops.mirror_record import note_pruned, wanted_there
 from ckstore.ops.mirror_settings import MIRROR
 from ckstore.ops.refs.find import open_directory
 from ckstore.ops.refs.listing import infos
-from ckstore.remote.documents.claims import Claim, claims_at, end_claims, who_claims
+from ckstore.remote.documents.claims import Claim, claims_at, end_claims, needed_claims, who_claims
 from ckstore.remote.documents.remote_info import read_info
 from ckstore.remote.documents.run_owner import read_owner
 from ckstore.remote.keys import Place
@@ -96,7 +96,31 @@ class KeepRemote:
     def planned(self) -> RetentionReport:
         """Return the report of what `apply` would delete, without deleting anything."""
         made = self.plan()
-        return RetentionReport(made, tuple(entry.info for entry in made.dropped), dry_run=True)
+        here = {info.id: info for info in infos(self.context, superseded=True)}
+        uuid = read_info(self.remote.objects, self.remote.name).uuid if made.dropped else ""
+        needed = needed_claims(self.context, self.remote) if made.dropped else []
+        claimed = who_claims(self.context, self.remote, needed)
+        going = [entry.info for entry in made.dropped]
+        looked = [Skipped(info, self._why_kept(here.get(info.id), info, uuid, claimed)) for info in going]
+        dropped = tuple(one.info for one in looked if not one.reason)
+        return RetentionReport(made, dropped, tuple(one for one in looked if one.reason), dry_run=True)
+
+    def _why_kept(
+        self, local: CheckpointInfo | None, info: CheckpointInfo, uuid: str, claimed: Mapping[Place, str]
+    ) -> str:
+        """Return why `apply` would keep a checkpoint that the plan drops, or an empty string."""
+        if local is not None and local.elsewhere:
+            try:
+                with open_directory(self.context, local) as directory:
+                    is_dropped = _is_only_at(uuid, directory.manifest, directory.lock)
+                if is_dropped:  # `apply` drops it locally, which ends the claim of this store
+                    check_droppable(self.context, local)
+                    return ""
+            except InUse as error:
+                return error.message
+            except (FileNotFoundError, NoSuchRef):  # it was deleted locally
+                pass
+        return claimed.get(place_of(info), "")
 
     def apply(self) -> RetentionReport:
         """Delete from the mirror the checkpoints that the policy does not keep."""
