@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from ckstore import Store
-from ckstore.errors import SaveFailed
+from ckstore.errors import SaveAbandoned, SaveFailed
 from ckstore.saver import wire
 from ckstore.saver.client import process, savers, snapshot
 from ckstore.saver.client.client import Client
 from ckstore.saver.client.keeper import SaverKeeper
-from ckstore.saver.client.snapshot import Snapshot
+from ckstore.saver.client.snapshot import Snapshot, SnapshotPool
 from tests.saver.conftest import DEADLINE_S, wait_for
 from tests.saver.test_save_async import is_state, state_of
 from tests.support.requirements import representatives
@@ -107,6 +107,56 @@ def test_saves_whose_saver_cannot_be_replaced_end_with_the_cause(
         with pytest.raises(SaveFailed, match="could not be started"):
             store.save_async(state_of(1), step=1)
     assert store.save_async(state_of(2), step=2).result(DEADLINE_S).step == 2
+
+
+def test_a_save_ends_as_it_did_if_recording_its_end_fails(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise TypeError("a mistake in this test")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SnapshotPool, "give", fail)
+        assert store.save_async(state_of(0), step=0).result(DEADLINE_S).step == 0
+        assert store.background.flush(DEADLINE_S)
+    assert store.save_async(state_of(1), step=1).result(DEADLINE_S).step == 1
+
+
+def test_all_saves_end_with_the_cause_if_the_thread_that_watches_them_fails(
+    store: Store, strike: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = strike("hashing", "wait", 1)
+
+    def fail(*_: object) -> None:
+        raise TypeError("a mistake in this test")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SaverKeeper, "_replace", fail)
+        pending = [store.save_async(state_of(step), step, max_in_flight=2) for step in (0, 1)]
+        wait_for((folder / "struck-0").exists, "it is hashing")
+        pid = store.background._client().pid()
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        for one in pending:
+            with pytest.raises(SaveFailed, match=r"watching the saver process \d+ failed: .*a mistake in this test"):
+                one.result(DEADLINE_S)
+    assert store.save_async(state_of(2), step=2).result(DEADLINE_S).step == 2
+
+
+def test_the_saves_behind_an_abandoned_one_continue_if_its_snapshot_cannot_be_closed(
+    store: Store, strike: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = strike("hashing", "stop", 1)
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patched:
+        first = store.save_async(state_of(0), 0, max_in_flight=2)
+        wait_for((folder / "struck-0").exists, "it is hashing")
+        patched.setattr(Snapshot, "close", fail)
+        second = store.save_async(state_of(1), 1, max_in_flight=2, stall_timeout_s=1.0)
+        with pytest.raises(SaveAbandoned):
+            first.result(DEADLINE_S)
+        assert second.result(DEADLINE_S).step == 1
 
 
 def test_a_child_that_was_forked_while_a_thread_looked_at_the_savers_can_look_itself() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gc
 import json
+import math
 import os
 import signal
 import subprocess
@@ -171,15 +172,16 @@ def test_saves_in_both_ways_follow_each_other(store: Store) -> None:
 def test_errors_that_can_be_known_are_raised_at_the_call(store: Store) -> None:
     with pytest.raises(CannotStore, match="thing"):
         store.save_async({"thing": object()})
-    for wrong in (
-        {"max_in_flight": 0},
+    invalid: tuple[dict[str, Any], ...] = (
+        *({"max_in_flight": value} for value in (0, math.inf, 1.5, True, None, math.nan)),
         {"when_busy": "never"},
-        {"timeout_s": -1},
-        {"nice": 40},
-        {"stall_timeout_s": 0},
+        *({"timeout_s": value} for value in (-1, math.nan, None, "1")),
+        *({"nice": value} for value in (40, -1, 1.5, None, math.nan)),
+        *({"stall_timeout_s": value} for value in (0, math.nan, None, "1")),
         {"run": "a/b"},
         {"tags": "best"},
-    ):
+    )
+    for wrong in invalid:
         with pytest.raises(BadInput):
             store.save_async({"x": 1}, **wrong)
     assert _client(store).pid() is None

@@ -209,8 +209,10 @@ class Client:
             return
         try:
             copying.wait()
-        except RuntimeError as found:  # torch raises it for any error on the device, even an earlier one
-            error = SaveFailed(f"copying the state from the device failed: {found}", hint="nothing was saved")
+        # torch raises a `RuntimeError` for any error on the device, even an earlier one. After another exception as
+        # well, no other thread would end the save.
+        except Exception as found:  # noqa: BLE001 - raised by the result of the save
+            error = SaveFailed(f"copying the state from the device failed: {found!r}", hint="nothing was saved")
         with self._queue.changed:
             # Another thread has already handled the end of the copy (`close` also waits for it), or the save has ended
             # because its saver was given up.

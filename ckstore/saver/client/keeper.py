@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import traceback
+from contextlib import ExitStack
 from dataclasses import replace
 
 from ckstore.errors import CkstoreError, InUse, SaveFailed
@@ -127,6 +128,16 @@ class SaverKeeper:
     def _watch(self, process: SaverProcess) -> None:
         try:
             self._follow_to_its_end(process)
+        # Handling the end of the saver has failed. No thread watches the remaining saves, so they end now.
+        except Exception as error:  # noqa: BLE001 - logged, and raised by the results of the saves
+            msg = f"watching the saver process {process.pid} failed: {error!r}"
+            self._queue.say(logging.ERROR, f"{msg}\n{traceback.format_exc()}")
+            with self._queue.changed:
+                if self.process is not None:
+                    self.process.kill()
+                    self.process.let_go()
+                    self._lose()
+                self._end_all(SaveFailed(msg, hint="the log has the traceback; save() needs no other process"))
         finally:
             self._queue.log_said()
 
@@ -145,8 +156,8 @@ class SaverKeeper:
         process.kill()
         process.let_go()
         with self._queue.changed:
-            # If the saver was given up meanwhile, its successor has the saves, and another thread watches them.
-            if process is self.process:
+            # If the saver has a successor, another thread watches the saves. There is none if `_give_up` failed.
+            if self.process is process or self.process is None:
                 self._replace(reason)
 
     def _follow(self, process: SaverProcess) -> bool:
@@ -184,8 +195,7 @@ class SaverKeeper:
     def _heard(self, process: SaverProcess, message: Message) -> None:
         # Number 0 means that the store cannot be opened. Another saver would also fail, so all saves end now.
         if isinstance(message, Failed) and message.number == 0:
-            for save in [*self._queue.saves]:
-                self._queue.end(save, refused(save, message.error))
+            self._end_all(message.error)
         number = getattr(message, "number", 0)
         for save in self._queue.saves:
             if save.order.number == number:
@@ -248,9 +258,14 @@ class SaverKeeper:
         try:
             self._start()
         except CkstoreError as error:
-            for save in [*self._queue.saves]:
-                self._queue.end(save, refused(save, error))
+            self._end_all(error)
             return
         self.send_waiting()
         if was_closing:
             self.close()
+
+    def _end_all(self, error: CkstoreError) -> None:
+        """End all saves with an error. An exception in one end is raised after the others."""
+        with ExitStack() as ends:
+            for save in reversed(self._queue.saves):
+                ends.callback(self._queue.end, save, refused(save, error))

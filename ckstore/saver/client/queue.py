@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from ckstore.errors import BadInput, CkstoreError, InUse
 from ckstore.interpreter import end_overdue_pauses, log, log_notes
+from ckstore.model.document import shown
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.saver.messages import Order
 from ckstore.model.training_identity import Parent, after_save
@@ -81,15 +82,16 @@ class SaverLimits:
 
     def check(self) -> None:
         """Raise an error if a limit is not valid."""
-        if self.max_in_flight < 1:
-            raise BadInput(f"max_in_flight must be at least 1, got {self.max_in_flight}")
+        if type(self.max_in_flight) is not int or self.max_in_flight < 1:
+            raise BadInput(f"max_in_flight must be a whole number of at least 1, got {shown(self.max_in_flight)}")
         if self.when_busy not in ("wait", "skip", "error"):
-            raise BadInput(f"when_busy must be 'wait', 'skip' or 'error', got {self.when_busy!r}")
-        if not (self.timeout_s >= 0 and self.stall_timeout_s > 0):
-            msg = f"timeout_s and stall_timeout_s are seconds, got {self.timeout_s!r} and {self.stall_timeout_s!r}"
-            raise BadInput(msg)
-        if not 0 <= self.nice <= 19:
-            raise BadInput(f"nice must be 0 to 19, got {self.nice}")
+            raise BadInput(f"when_busy must be 'wait', 'skip' or 'error', got {shown(self.when_busy)}")
+        if not (_is_number(self.timeout_s) and self.timeout_s >= 0):
+            raise BadInput(f"timeout_s must be a number of seconds, 0 or more, got {shown(self.timeout_s)}")
+        if not (_is_number(self.stall_timeout_s) and self.stall_timeout_s > 0):
+            raise BadInput(f"stall_timeout_s must be a number of seconds above 0, got {shown(self.stall_timeout_s)}")
+        if type(self.nice) is not int or not 0 <= self.nice <= 19:
+            raise BadInput(f"nice must be a whole number from 0 to 19, got {shown(self.nice)}")
         if self.after is not None and not hasattr(self.after, "synchronize"):
             raise BadInput(f"after must be an event of a device, such as torch.cuda.Event, got {self.after!r:.100}")
 
@@ -179,23 +181,24 @@ class SaveQueue:
         """
         # The save is removed first, because threads that wait for its end, or for a free snapshot, read this list.
         self.saves.remove(save)
-        if keep:
-            self.pool.give(save.snapshot, self.limits.max_in_flight)
-        else:
-            # A stuck saver may still read the snapshot. Its pages are freed when that process ends.
-            save.snapshot.close()
-        if isinstance(outcome, CkstoreError):
-            self.say(logging.ERROR, f"the save of {save.pending.name} failed: {outcome}")
-            self.parents.ended(save.order, None)
-            self._ended.append(save.pending)
-        else:
-            self.parents.ended(save.order, outcome)
-            self.bases.ended(save.order, outcome, save.fingerprints)
-            self.say(logging.INFO, f"saved {outcome.name}")
-            self._saved.append(outcome)
         try:
+            if keep:
+                self.pool.give(save.snapshot, self.limits.max_in_flight)
+            else:
+                # A stuck saver may still read the snapshot. Its pages are freed when that process ends.
+                save.snapshot.close()
+            if isinstance(outcome, CkstoreError):
+                self.say(logging.ERROR, f"the save of {save.pending.name} failed: {outcome}")
+                self.parents.ended(save.order, None)
+                self._ended.append(save.pending)
+            else:
+                self.parents.ended(save.order, outcome)
+                self.bases.ended(save.order, outcome, save.fingerprints)
+                self.say(logging.INFO, f"saved {outcome.name}")
+                self._saved.append(outcome)
             self._on_ended(outcome)
         finally:
+            # Callers of `result()` never wait for a save that was removed, even after an error in the steps above.
             # This follows the update of bases and parents, because the caller of `result()` may save again immediately.
             save.pending.finish(outcome)
             self.changed.notify_all()
@@ -219,6 +222,10 @@ class SaveQueue:
             save.snapshot.let_go()
         self.pool = SnapshotPool()
         self.saves = []
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _next(waiting: deque[T]) -> T | None:
