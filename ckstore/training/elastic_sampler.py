@@ -16,7 +16,8 @@ class ElasticSampler:
 
     `StatefulDataLoader` of torchdata stores the position. A resume on more or fewer ranks continues after the samples
     that all ranks together have read. All ranks read the same number of samples, unless `remainder` is ``share``. The
-    order is that of `DistributedSampler`.
+    order is that of `DistributedSampler`. A program that never calls `set_epoch` must also pass the loader to `capture`
+    and `restore`. Otherwise, the first epoch after a save between two epochs is empty.
 
     Args:
         dataset: A data set with a length, or the length.
@@ -58,13 +59,15 @@ class ElasticSampler:
         self._of_group = None if world_size is None else (rank or 0, world_size)
         self._done_count = 0  # samples of the epoch that all ranks together have read
         self._begin_at: int | None = None  # start of the next iterator, or None for the first sample
+        self._is_over = False  # whether all samples of the epoch were read, and the next iterator begins another one
 
     def __len__(self) -> int:
         """Return the number of samples that this rank reads in a whole epoch."""
         return len(range(*self._share(0)))
 
     def __iter__(self) -> Iterator[int]:
-        self._done_count, self._begin_at = self._begin_at or 0, None
+        self._done_count = 0 if self._is_over else self._begin_at or 0
+        self._begin_at, self._is_over = None, False
         return self._samples(self._done_count)
 
     def _samples(self, begin: int) -> Iterator[int]:
@@ -73,6 +76,7 @@ class ElasticSampler:
             self._done_count = min(self._done_count + world_size, len(order))
             # `repeat` continues with the first samples of the order.
             yield order[at % len(order)]
+        self._is_over = True
 
     def _share(self, begin: int) -> tuple[int, int, int]:
         """Return the positions in the order that this rank reads, as arguments of `range`."""
@@ -86,6 +90,20 @@ class ElasticSampler:
         """Set the epoch that begins or continues. A position in another epoch is discarded."""
         if epoch != self.epoch:
             self.epoch, self._begin_at = epoch, None
+        self._is_over = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the last iterator has returned all samples, so that the next one begins an epoch."""
+        return self._is_over
+
+    def end_epoch(self) -> None:
+        """Begin an epoch with the next iterator, unless `set_epoch` is called before and names the epoch to continue.
+
+        `restore` calls this for a loader that was captured between two epochs. The loader may have no rest of an epoch
+        to return, and a position after the last sample would make its next epoch empty.
+        """
+        self._is_over = True
 
     def state_dict(self) -> dict[str, int]:
         """Return the epoch, the number of its samples that all ranks together have read, and the seed of the order."""
@@ -94,7 +112,7 @@ class ElasticSampler:
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Set the position at which the next iterator begins, and the seed of the order."""
-        self.epoch, self._begin_at = state["epoch"], state["done"]
+        self.epoch, self._begin_at, self._is_over = state["epoch"], state["done"], False
         self.seed = state.get("seed", self.seed)  # older states lack the seed
 
     def _order(self) -> Any:

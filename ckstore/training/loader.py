@@ -90,14 +90,17 @@ def place(loader: Any, parts: Collection[Any] = ()) -> dict[str, Any]:
     Returns:
         ``epoch`` is the epoch of the sampler, or None. ``begun`` states whether the loader keeps an iterator. ``read``
         is the number of samples of the epoch that this rank has read and may read again. It is 0 between two epochs, if
-        the number is unknown, and if a sampler in `parts` has the position.
+        the number is unknown, and if a sampler in `parts` has the position. ``over`` states whether this sampler has
+        returned the whole epoch and the loader, which has no state, has returned every batch.
     """
     epoch = getattr(getattr(loader, "sampler", None), "epoch", None)
-    batches = 0 if _is_placed_by(parts, loader) else _batches_read(loader)
+    is_placed = _is_placed_by(parts, loader)
+    batches = 0 if is_placed else _batches_read(loader)
     return {
         "epoch": epoch if isinstance(epoch, int) else None,
         "begun": _kept_iterator(loader) is not None,
         "read": batches * (getattr(loader, "batch_size", None) or 0),
+        "over": is_placed and loader.sampler.is_over and not is_stateful(loader) and not is_inside_epoch(loader),
     }
 
 
@@ -157,6 +160,9 @@ def set_place(loader: Any, place: Mapping[str, Any], generators: Mapping[str, An
     set_epoch = getattr(getattr(loader, "sampler", None), "set_epoch", None)
     if place["epoch"] is not None and set_epoch is not None:
         set_epoch(place["epoch"])
+    # Records of older versions have no "over".
+    if place.get("over") and isinstance(loader.sampler, ElasticSampler):
+        loader.sampler.end_epoch()
     if not place["begun"]:
         return
     # A loader draws a seed, and maybe an order, when it creates its iterator. So create the iterator before setting the

@@ -243,6 +243,45 @@ def test_a_plain_loader_whose_sampler_is_a_part_continues_inside_an_epoch(tmp_pa
         assert "3 samples of the epoch will be read a second time" in restore(store, 2, dataloader=again).inexact
 
 
+@pytest.mark.parametrize("count", [8, 10])
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_a_run_that_was_saved_after_an_epoch_begins_the_next_one(
+    tmp_path: Path, count: int, *, drop_last: bool
+) -> None:
+    def loader() -> Any:
+        numbers: Any = range(count)
+        sampler = ElasticSampler(numbers, shuffle=False)
+        return torch.utils.data.DataLoader(numbers, 4, sampler=sampler, drop_last=drop_last)
+
+    mine, again, named = loader(), loader(), loader()
+    epoch = [batch.tolist() for batch in mine]
+    with Store.init(tmp_path / "store") as store:
+        store.save(capture(dataloader=mine, sampler=mine.sampler), step=1)
+        for one in (again, named):
+            assert restore(store, dataloader=one, sampler=one.sampler).inexact == ()
+
+    named.sampler.set_epoch(0)
+    assert [batch.tolist() for batch in named] == []  # the program continues an epoch that is over
+    for one in (again, named, mine):
+        assert [batch.tolist() for batch in one] == epoch
+
+
+@pytest.mark.filterwarnings("ignore::ckstore.CkstoreWarning")
+def test_a_run_that_was_saved_in_the_last_batch_has_no_rest_of_the_epoch(tmp_path: Path) -> None:
+    numbers: Any = range(10)
+    mine, again = (
+        torch.utils.data.DataLoader(numbers, 4, sampler=ElasticSampler(numbers, shuffle=False)) for _ in range(2)
+    )
+    batches = iter(mine)
+    epoch = [next(batches).tolist() for _ in range(3)]
+    with Store.init(tmp_path / "store") as store:
+        store.save(capture(dataloader=mine, sampler=mine.sampler), step=1)
+        assert restore(store, dataloader=again, sampler=again.sampler).inexact == ()
+
+    assert [*batches] == [*again] == []
+    assert [batch.tolist() for batch in again] == epoch
+
+
 def test_arguments_that_name_no_share_are_refused() -> None:
     wrong: list[dict[str, Any]] = [{"remainder": "keep"}, {"rank": 0}, {"world_size": 2, "rank": 2}]
 
