@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -13,30 +13,40 @@ from ckstore.model.manifest.nodes import decode_key, join
 from ckstore.model.names import join_index, plain, spellings
 from ckstore.tensors.walks import DICTS, leaf_numbers, parts_in
 
+Path = tuple[str | int, ...]
+"""The keys and list indexes that lead to a value. Keys are texts."""
+
 
 @dataclass(frozen=True, slots=True)
 class StateValue:
     """A value of a checkpoint."""
 
-    path: tuple[str | int, ...]  # the keys and list indexes that lead to the value
+    path: Path
     name: str  # the name in the state, by which `ckstore.Store.load` selects
     node: Node  # the node in the manifest
     # The leaf, if the value is a tensor that is row-major and begins at the start of its storage; otherwise None.
     tensor: LeafRecord | None
 
 
-def entries_of(manifest: Manifest) -> dict[str, StateValue]:
+def entries_of(manifest: Manifest, *, with_unnamed: bool = False) -> dict[str, StateValue]:
     """Return the values of a checkpoint by their DCP names.
 
-    The names are those recorded in the manifest, or otherwise the names that result from flattening the state.
+    The names are those recorded in the manifest, or otherwise the names that result from flattening the state. Empty
+    dicts, and containers of only empty dicts, have no name in DCP. If `with_unnamed`, they are named by their keys.
     """
     if manifest.dcp_values is not None:
         items = _DictItems()
-        given = ((value.name, value.path, *_at(manifest.state, value.path, items)) for value in manifest.dcp_values)
+        given = [(value.name, value.path, *_at(manifest.state, value.path, items)) for value in manifest.dcp_values]
     else:
-        given = (
-            (".".join(map(str, path)), path, *name_and_node) for path, *name_and_node in _values(manifest.state, (), "")
-        )
+        given = list(_flat(manifest, named=True))
+    if with_unnamed:
+        recorded = {path for _, path, *_ in given}
+        given += [
+            value
+            for value in _flat(manifest, named=False)
+            # If the planner did not flatten the state, a recorded value can contain an empty dict.
+            if not any(value[1][:i] in recorded for i in range(len(value[1]) + 1))
+        ]
     found: dict[str, StateValue] = {}
     for name, path, own_name, node in given:
         # {"a.b": x} and {"a": {"b": y}} flatten to the same name, and one value would silently replace the other.
@@ -71,7 +81,7 @@ class _DictItems(dict[int, dict[Any, tuple[Any, Node]]]):
         return items[key]
 
 
-def _at(node: Node, path: tuple[str | int, ...], items: _DictItems) -> tuple[str, Node]:
+def _at(node: Node, path: Path, items: _DictItems) -> tuple[str, Node]:
     """Return the name that the value at a path has in the state, and the node of the value."""
     name = ""
     for key in path:
@@ -83,18 +93,47 @@ def _at(node: Node, path: tuple[str | int, ...], items: _DictItems) -> tuple[str
     return name, node
 
 
-def _values(node: Node, path: tuple[str | int, ...], name: str) -> Iterator[tuple[tuple[str | int, ...], str, Node]]:
-    """Yield the paths, names and nodes of the values at and below a node."""
-    tag = node[0] if isinstance(node, list) else None
-    if tag in DICTS and node[1]:
+def _flat(manifest: Manifest, *, named: bool) -> Iterator[tuple[str, Path, str, Node]]:
+    """Yield the DCP name, path, name and node of each value that has a name in DCP, or of each one that has none."""
+    for path, own_name, node in _values(manifest.state, (), "", manifest.leaves):
+        if _is_named(node, manifest.leaves) == named:
+            yield ".".join(map(str, path)), path, own_name, node
+
+
+def _values(node: Node, path: Path, name: str, leaves: Sequence[LeafRecord]) -> Iterator[tuple[Path, str, Node]]:
+    """Yield the paths, names and nodes of the values at and below a node, including containers without values."""
+    if not _is_flattened(node, leaves) or not node[1] or (path and not _is_named(node, leaves)):
+        yield path, name, node
+    elif node[0] in DICTS:
         for own, value in node[1]:
             key = decode_key(own)
-            yield from _values(value, (*path, str(key)), join(name, key))
-    elif tag == "list" and node[1] and any(True for _ in leaf_numbers(node)):
-        for i, value in enumerate(node[1]):
-            yield from _values(value, (*path, i), join_index(name, i))
+            yield from _values(value, (*path, str(key)), join(name, key), leaves)
     else:
-        yield path, name, node
+        for i, value in enumerate(node[1]):
+            yield from _values(value, (*path, i), join_index(name, i), leaves)
+
+
+def _is_flattened(node: Node, leaves: Sequence[LeafRecord]) -> bool:
+    """Whether torch 2.4 and later flatten a container, according to `traverse_state_dict` of torch.
+
+    They flatten each dict, and each list that contains a tensor or another container that is flattened.
+    """
+    tag = node[0] if isinstance(node, list) else None
+    if tag == "list":
+        return any(_is_torch_tensor(item, leaves) or _is_flattened(item, leaves) for item in node[1])
+    return tag in DICTS
+
+
+def _is_named(node: Node, leaves: Sequence[LeafRecord]) -> bool:
+    """Whether torch gives a name to a value, or to a value in it."""
+    if not _is_flattened(node, leaves):
+        return True
+    return any(_is_named(item[1] if node[0] in DICTS else item, leaves) for item in node[1])
+
+
+def _is_torch_tensor(node: Node, leaves: Sequence[LeafRecord]) -> bool:
+    tag = node[0] if isinstance(node, list) else None
+    return tag == "parts" or (tag == "leaf" and leaves[node[1]].kind == "torch")
 
 
 _NEAR = 5

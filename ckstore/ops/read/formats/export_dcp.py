@@ -110,7 +110,7 @@ def _plan(directory: CheckpointDirectory, select: Select) -> _Plan:
     keep = as_filter(select)
     plan = _Plan()
     values: list[LeafRecord] = []
-    entries = entries_of(manifest)
+    entries = entries_of(manifest, with_unnamed=True)  # a load of torch ignores names that its target lacks
     wanted = {
         name: found
         for name, found in entries.items()
