@@ -314,9 +314,7 @@ class Pull:
                 staging.written.clear()
             reclaim.abandon(context, staging, error)
             if isinstance(error, StepExists):  # unlike a save, a pull cannot choose another step
-                error.hint = (
-                    "if_exists='replace' replaces that one; if_exists='keep' skips this checkpoint"
-                )
+                error.hint = "if_exists='replace' replaces that one; if_exists='keep' skips this checkpoint"
             raise
         return self._follow_up(staging, manifest, place, outcome)
 
