@@ -223,7 +223,7 @@ def memory_at(address: int, nbytes: int, *, writable: bool = False) -> memoryvie
     This takes a third of the time of a view through torch and NumPy.
     """
     flags = _READ_WRITE if writable else _READ_ONLY
-    view: memoryview = _memory_at(address, nbytes, flags) if nbytes else memoryview(b"")
+    view: memoryview = _memory_at(address, nbytes, flags) if nbytes else memoryview(bytearray())
     return view
 
 

@@ -257,8 +257,8 @@ def test_the_garbage_collector_runs_while_a_save_waits_for_another_one(
 
     with monkeypatch.context() as patched:
         patched.setattr(changed, "wait_for", wait_until)
-        with pytest.raises(InUse, match=r"after 3 s"):
-            store.save_async(state_of(1), step=1, timeout_s=3)
+        with pytest.raises(InUse, match=r"after 6 s"):
+            store.save_async(state_of(1), step=1, timeout_s=6)  # longer than the longest pause
 
     (folder / "go-0").touch()
     assert store.background.wait(DEADLINE_S)
