@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -523,6 +524,22 @@ def test_without_a_policy_or_a_mirror_the_error_names_the_setting(tmp_path: Path
     store.config.keep_local = RetentionPolicy(keep_last=1)
     with pytest.raises(BadInput, match="no mirror"):
         store.evict(rule=True)
+
+
+def test_the_advice_on_space_names_no_mirror_that_does_not_answer(tmp_path: Path) -> None:
+    store = Store.init(tmp_path / "store", chunk_bytes=MIB)
+    store.remotes.add("cold", tmp_path / "mirror")
+    store.config.mirror = "cold"
+    for step in (1, 2):
+        store.save(state(step), step=step)
+    mirrored(store)
+    assert "evict --all --remote cold" in how_to_free(context_of(store), Amount(2**40))
+
+    (tmp_path / "mirror").rename(tmp_path / "moved")
+
+    advice = how_to_free(context_of(store), Amount(2**20))
+    assert "evict" not in advice
+    assert re.fullmatch(r"ckstore prune --keep-last 1 and then gc would free \S+ MiB", advice)
 
 
 @pytest.mark.parametrize("evicted", [[], [4], [1, 4]])
