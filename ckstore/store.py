@@ -222,6 +222,7 @@ class Store:
             remove()
             raise
         store._listing = listing._context  # noqa: SLF001 - its own
+        store._context.url = url
         weakref.finalize(store, remove)
         return store
 

@@ -222,6 +222,8 @@ class Context:
     catalog_is_private: bool = False
     # The run of calls and refs that name no run; None if the store is not bound to a run.
     run: str | None = None
+    # The URL of the remote that the caller opened, which this store lists; empty if the caller opened the store itself.
+    url: str = ""
     # The requested path of the catalog; None for the default.
     catalog_path: Path | None = None
     # The functions to call after each commit, in addition to those of the core (`ops.save.subscribers`).
@@ -345,6 +347,13 @@ class Context:
             ReadOnlyStore: The store was opened for reading only.
             SaveFailed: Writes are disabled after an error.
         """
+        if self.url:
+            how = "change the store that pushes to it, or make a store of your own"
+            raise ReadOnlyStore(
+                f"{self.url} was opened by its URL, which allows reading only",
+                hint=f"{how}: Store.clone({self.url!r}, PATH)",
+                command_hint=f"{how}: ckstore clone {self.url} PATH",
+            )
         if self.readonly:
             msg = f"{self.layout.root} was opened for reading only"
             if dirfd_stat.is_mounted_read_only(self.layout.path):

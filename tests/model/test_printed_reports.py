@@ -298,7 +298,7 @@ WAITING = Waiting("main", 3, "xxh3-aa", "2026-11-27T07:17:49.5Z", "2026-11-28T07
             (
                 "no other unused data; 1 dropped checkpoint with 0 B can be restored (ckstore undo) until "
                 "2026-11-28 07:17 UTC; deleting it frees nothing: other checkpoints have the same blobs, "
-                "or were compacted and are decoded with them"
+                "or were compacted and are decoded with them, or the data is only on a remote"
             ),
         ),
         (

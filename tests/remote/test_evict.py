@@ -383,6 +383,20 @@ def test_dry_run_changes_nothing(store: Store) -> None:
     assert objects.requests["read"] == 0
     assert not store.info(1).elsewhere
     assert "would evict" in str(report)
+    assert report.freed_bytes == store.evict(1, remote).freed_bytes > 0
+
+
+def test_a_prune_of_evicted_checkpoints_says_why_it_frees_nothing(store: Store) -> None:
+    _, remote = new_remote(store.settings)
+    store.push(1, remote)
+    store.evict(1, remote)
+
+    report = store.prune(RetentionPolicy(keep_last=1), dry_run=True)
+
+    assert [info.step for info in report.dropped] == [1]
+    assert report.explanation == "would free nothing: their data is only on a remote"
+    done = store.prune(RetentionPolicy(keep_last=1)).explanation
+    assert done == "the dropped checkpoints free nothing: their data is only on a remote"
 
 
 def test_an_open_checkpoint_keeps_its_bytes(store: Store) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckstore import BadInput, RemoteDenied, RemoteError, RemoteFull, RemoteUnavailable, Store
+from ckstore import BadInput, ReadOnlyStore, RemoteDenied, RemoteError, RemoteFull, RemoteUnavailable, Store
 from ckstore.fs import files, links
 from ckstore.model.doctor.place import PlaceFacts
 from ckstore.model.host import Reach
@@ -392,3 +392,17 @@ def test_a_remote_in_a_directory_is_not_opened_as_a_store(tmp_path: Path) -> Non
     with pytest.raises(BadInput, match="is neither empty nor a store"):
         Store.init(tmp_path / "m")
     assert Store.open(f"file://{tmp_path}/m").load(1) == {"w": 1}
+
+
+def test_a_write_to_a_store_opened_by_url_is_refused_with_advice_that_can_work(tmp_path: Path) -> None:
+    own = Store.init(tmp_path / "own")
+    own.remotes.add("other", tmp_path / "remote")
+    own.save({"w": 1}, step=1)
+    own.push(1, "other")
+    url = f"file://{tmp_path / 'remote'}"
+
+    with pytest.raises(ReadOnlyStore, match="was opened by its URL, which allows reading only") as raised:
+        Store.open(url).tag("good", 1)
+
+    assert raised.value.hint.endswith(f"Store.clone({url!r}, PATH)")
+    Store.clone(url, tmp_path / "clone").tag("good", 1)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -154,6 +155,13 @@ def test_a_remote_that_is_replaced_during_a_probe_or_an_add_stays(
         store.remotes.add("warm", tmp_path / "warm")
 
     assert {entry.name: entry.target.path.name for entry in store.remotes.list()} == {"cold": "new", "warm": "new"}
+
+
+def test_a_remote_name_that_is_a_number_is_refused(store: Store) -> None:
+    name: Any = 10**30
+    for call in (store.remotes.remove, store.remotes.prune, store.remotes.claims, store.remotes.get):
+        with pytest.raises(BadInput, match="the name of a remote is text, got int"):
+            call(name)
 
 
 def test_the_remote_that_is_the_mirror_is_not_removed(store: Store, tmp_path: Path) -> None:

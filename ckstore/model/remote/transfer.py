@@ -189,8 +189,8 @@ class EvictReport:
         dry_run: Whether this was a dry run that changed nothing.
         evicted: The checkpoints whose local blobs were freed, or would be freed in a dry run.
         skipped: The checkpoints that keep their local blobs, and the reasons.
-        freed_bytes: Size of the blobs that were removed locally. A blob of an evicted checkpoint is kept if a process
-            has it open, or if a remaining checkpoint uses it.
+        freed_bytes: Size of the blobs that were removed locally, or would be removed in a dry run. A blob of an evicted
+            checkpoint is kept if a process has it open, or if a remaining checkpoint uses it.
         read_back_bytes: Bytes that were read from the remote for comparison.
         plan: The plan of `StoreConfig.keep_local`, if this setting chose the checkpoints.
     """
@@ -247,9 +247,9 @@ def details(report: EvictReport) -> Iterator[str]:
 
 def summary(report: EvictReport) -> str:
     """Return a sentence on the amount of evicted data."""
-    freed = "" if report.dry_run else f"; freed {size_text(report.freed_bytes)}"
+    freed = f"{'would free' if report.dry_run else 'freed'} {size_text(report.freed_bytes)}"
     checkpoints = counted(len(report.evicted), "checkpoint")
-    return printable(f"{_verb(report)} the local data of {checkpoints} stored on {report.remote}{freed}")
+    return printable(f"{_verb(report)} the local data of {checkpoints} stored on {report.remote}; {freed}")
 
 
 def _verb(report: EvictReport) -> str:

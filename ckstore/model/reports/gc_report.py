@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ckstore.model.brief import brief
-from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.model.manifest.info import CheckpointInfo, is_local
 from ckstore.model.reports.held_blobs import HeldBlob, LinkedBlob, PlannedBlob, by_holder, by_reason, held_size, named
 from ckstore.model.reports.retention_report import RetentionReport, Skipped
 from ckstore.model.sizes import size_text
@@ -18,6 +18,8 @@ _WAITING = {
 }
 _AT_ONCE = "ckstore gc --now frees that at once"
 _NEEDED = "other checkpoints have the same blobs, or were compacted and are decoded with them"
+_EVICTED = "their data is only on a remote"
+_FREES_NOTHING = f"{_NEEDED}, or the data is only on a remote"
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,15 +242,21 @@ class GcReport:
             left = _waiting if self.waits_for_grace else _left
             sentences.append(left(len(self.trash_left)))
         elif self.dry_run and self.dropped:
-            sentences.append("would free nothing: other checkpoints need the same blobs")
+            sentences.append(f"would free nothing: {self._why_nothing}")
         elif any("@" in name for name in self.plan.trash):  # RUN@STEP is the name of a checkpoint
-            sentences.append(f"the dropped checkpoints {'would free' if self.dry_run else 'free'} nothing: {_NEEDED}")
+            does = "would free" if self.dry_run else "free"
+            sentences.append(f"the dropped checkpoints {does} nothing: {self._why_nothing}")
         else:
             sentences.append("no other unused data" if self.waiting else "no unused data")
             sentences += _waiting_lines(self.waiting)
             if self.next_to_free is not None:
                 sentences.append(str(self.next_to_free))
         return "; ".join(sentences)
+
+    @property
+    def _why_nothing(self) -> str:
+        """Why the dropped checkpoints free nothing."""
+        return _EVICTED if self.dropped and not any(map(is_local, self.dropped)) else _NEEDED
 
     def __str__(self) -> str:
         done = [] if self.retention is None else [str(self.retention)]
@@ -326,7 +334,7 @@ def _waiting_lines(waiting: Sequence[Waiting]) -> Iterator[str]:
     for is_broken, words in _WAITING.items():
         if own := [one for one in waiting if bool(one.problem) is is_broken]:
             until = printable(max(one.until for one in own)[:16].replace("T", " "))
-            then = _AT_ONCE if any(one.nbytes for one in own) else f"deleting it frees nothing: {_NEEDED}"
+            then = _AT_ONCE if any(one.nbytes for one in own) else f"deleting it frees nothing: {_FREES_NOTHING}"
             yield f"{amount_of(own, 'dropped checkpoint')} {words} until {until} UTC; {then}"
 
 

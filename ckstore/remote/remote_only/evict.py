@@ -50,6 +50,7 @@ from ckstore.ops.events import note
 from ckstore.ops.failures import failure_of, joined
 from ckstore.ops.free import reclaim
 from ckstore.ops.free.drop import make_kept_durable
+from ckstore.ops.free.gc_plan import freed_in_turn
 from ckstore.ops.free.retain import plan_among
 from ckstore.ops.index.reconcile import update_row
 from ckstore.ops.mirror_record import behind, not_yet
@@ -143,13 +144,18 @@ def evict(
             reclaim.free_unused(context, digests)
     if failures:
         raise joined(failures)
-    freed = {digest for digest in digests if not dirfd_stat.exists(context.layout.blob(digest))}
+    if dry_run:
+        gone = freed_in_turn(context, (context.layout.checkpoint(info.key) for info in evicted))
+        freed_bytes = sum(nbytes for blobs in gone for _, nbytes in blobs)
+    else:
+        left = (digest for digest in digests if not dirfd_stat.exists(context.layout.blob(digest)))
+        freed_bytes = sum(digests[digest] for digest in left)
     return EvictReport(
         remote.name,
         dry_run,
         tuple(evicted),
         tuple(skipped),
-        0 if dry_run else sum(digests[digest] for digest in freed),
+        freed_bytes,
         attest.read_back_bytes,
     )
 

@@ -68,6 +68,8 @@ def entries(layout: Layout) -> dict[str, RemoteEntry]:
 
 def entry_named(layout: Layout, name: str) -> RemoteEntry:
     """Return the remote with this name. An empty name stands for the only remote."""
+    if not isinstance(name, str):  # an int would be a file descriptor for `os.path.isdir`
+        raise BadInput(f"the name of a remote is text, got {type(name).__name__}")
     found = entries(layout)
     if not name and len(found) == 1:
         return next(iter(found.values()))

@@ -538,7 +538,7 @@ def test_a_dry_run_that_drops_but_frees_nothing_says_why(store: Store) -> None:
 
     report = store.prune(RetentionPolicy(keep_last=1), dry_run=True)
 
-    assert "would free nothing: other checkpoints need the same blobs" in str(report)
+    assert "would free nothing: other checkpoints have the same blobs" in str(report)
     assert "no unused data" not in str(report)
 
 
