@@ -24,6 +24,7 @@ from ckstore.errors import BadInput
 from ckstore.interpreter import log
 from ckstore.model.checkpoint.external_run import EXTERNAL_RUNS, external_runs
 from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.model.wait_limit import wait_limit_s
 from ckstore.model.words import counted, printable
 from ckstore.objects.layout import MANIFEST
 from ckstore.ops import events
@@ -98,7 +99,7 @@ class TrackerLogger:
         """
         self._report_refused()
         with self._changed:
-            return self._changed.wait_for(lambda: not self._unfinished, timeout_s)
+            return self._changed.wait_for(lambda: not self._unfinished, wait_limit_s(timeout_s))
 
     def facts(self) -> dict[str, list[dict[str, str]]]:
         """Return the identities of the current runs, for the metadata of a save that begins in this thread."""

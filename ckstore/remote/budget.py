@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from ckstore.fs.buffers import GRAIN_BYTES, aligned_buffer
+from ckstore.model.wait_limit import wait_limit_s
 
 # The limit, which equals six blobs of the default size, 32 MiB. With four blobs, a transfer to Ceph on the same machine
 # took a third longer than with six. With eight, it was no faster. A whole transfer may use 256 MiB, so 64 MiB remain
@@ -79,9 +80,7 @@ class MemoryBudget:
     def sleep(self, seconds: float) -> None:
         """Wait for `seconds`, or until the transfer has failed."""
         with self._changed:
-            # `wait_for` raises an `OverflowError` if its timeout exceeds `threading.TIMEOUT_MAX`, about 292 years. A
-            # wait for a very low rate limit can be longer, such as for a terabyte at one byte per second.
-            self._changed.wait_for(lambda: self._is_ended, min(seconds, threading.TIMEOUT_MAX))
+            self._changed.wait_for(lambda: self._is_ended, wait_limit_s(seconds))
 
     def end(self) -> None:
         """Mark the transfer as failed, and end all waits."""

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import signal
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +16,7 @@ from typing import Any
 import pytest
 
 from ckstore import Store
-from ckstore.errors import SaveAbandoned, SaveFailed
+from ckstore.errors import BadInput, SaveAbandoned, SaveFailed
 from ckstore.saver import wire
 from ckstore.saver.client import process, savers, snapshot
 from ckstore.saver.client.client import Client
@@ -157,6 +160,55 @@ def test_the_saves_behind_an_abandoned_one_continue_if_its_snapshot_cannot_be_cl
         with pytest.raises(SaveAbandoned):
             first.result(DEADLINE_S)
         assert second.result(DEADLINE_S).step == 1
+
+
+@pytest.mark.parametrize("timeout_s", [math.inf, 1e300])
+def test_any_wait_may_be_longer_than_the_longest_of_a_lock(store: Store, strike: Any, timeout_s: float) -> None:
+    folder = strike("hashing", "wait", 1)
+    first = store.save_async(state_of(0), step=0)
+    wait_for((folder / "struck-0").exists, "it is hashing")
+    waits: list[Callable[[], object]] = [
+        lambda: store.save_async(state_of(1), step=1, timeout_s=timeout_s).wait_staged(timeout_s),
+        lambda: first.result(timeout_s),
+        lambda: first.exception(timeout_s),
+        lambda: store.background.wait(timeout_s),
+        lambda: store.background.flush(timeout_s),
+        lambda: store.close(timeout_s),
+    ]
+    errors: list[BaseException] = []
+
+    def run(wait: Callable[[], object]) -> None:
+        try:
+            wait()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(wait,)) for wait in waits]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.5)  # so that all of them have begun to wait
+    (folder / "go-0").touch()
+    for thread in threads:
+        thread.join(DEADLINE_S)
+
+    assert errors == []
+    assert not any(thread.is_alive() for thread in threads)
+
+
+@pytest.mark.parametrize("timeout_s", [math.nan, "1", True])
+def test_a_timeout_that_is_not_a_number_is_refused(store: Store, strike: Any, timeout_s: Any) -> None:
+    folder = strike("hashing", "wait", 1)
+    pending = store.save_async(state_of(0), step=0)
+    waits = (pending.result, pending.exception, pending.wait_staged, store.background.wait, store.background.flush)
+    for wait in waits:
+        with pytest.raises(BadInput, match="timeout must be a number of seconds"):
+            wait(timeout_s)
+    with pytest.raises(BadInput, match="timeout must be a number of seconds"):
+        store.close(timeout_s)
+    wait_for((folder / "struck-0").exists, "it is hashing")
+    (folder / "go-0").touch()
+
+    assert pending.result(DEADLINE_S).step == 0
 
 
 def test_a_child_that_was_forked_while_a_thread_looked_at_the_savers_can_look_itself() -> None:

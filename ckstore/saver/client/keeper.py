@@ -15,6 +15,7 @@ from dataclasses import replace
 from ckstore.errors import CkstoreError, InUse, SaveFailed
 from ckstore.interpreter import end_overdue_pauses
 from ckstore.model.saver.messages import Answer, Close, Failed, Message, Open, Order
+from ckstore.model.wait_limit import wait_limit_s
 from ckstore.saver.client.process import SaverProcess, StallWatch
 from ckstore.saver.client.queue import SaveQueue
 from ckstore.saver.client.running_save import failed, given_up, heard_of, refused
@@ -47,7 +48,7 @@ class SaverKeeper:
         while self._closing and self.process is not None:
             # The wait has a deadline, because a saver that waits for a frozen disk never ends.
             end_overdue_pauses(self._queue.limits.timeout_s)
-            if not self._queue.changed.wait(self._queue.limits.timeout_s):
+            if not self._queue.changed.wait(wait_limit_s(self._queue.limits.timeout_s)):
                 msg = "the saver that was closed has not ended yet"
                 raise InUse(msg, hint="wait for its saves: store.background.wait()")
         if self.process is None:

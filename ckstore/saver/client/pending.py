@@ -10,6 +10,7 @@ from ckstore.errors import CkstoreError, InUse
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.reports.not_saved import NotSaved
 from ckstore.model.saver.status import SaveEvent
+from ckstore.model.wait_limit import wait_limit_s
 
 
 class PendingSave:
@@ -92,7 +93,7 @@ class PendingSave:
         """
         with self._changed:
             # The wait also ends with the save, because a save that fails early is never staged.
-            self._changed.wait_for(lambda: self._staged or self.done(), timeout_s)
+            self._changed.wait_for(lambda: self._staged or self.done(), wait_limit_s(timeout_s))
             if self._error is not None and not self.skipped:
                 self._unread = False
                 raise self._error
@@ -136,7 +137,7 @@ class PendingSave:
             TimeoutError: The save has not ended in time.
         """
         with self._changed:
-            if not self._changed.wait_for(self.done, timeout_s):
+            if not self._changed.wait_for(self.done, wait_limit_s(timeout_s)):
                 raise TimeoutError(f"the save of {self.name} has not ended after {timeout_s} s; it is {self._state}")
             # The caller has now read the error, so the next save must not raise it again.
             self._unread = False

@@ -15,6 +15,7 @@ from ckstore.model.document import shown
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.saver.messages import Order
 from ckstore.model.training_identity import Parent, after_save
+from ckstore.model.wait_limit import wait_limit_s
 from ckstore.saver.client.pending import PendingSave
 from ckstore.saver.client.running_save import Save
 from ckstore.saver.client.snapshot import Snapshot, SnapshotPool
@@ -135,7 +136,7 @@ class SaveQueue:
                 # The limits are set before the wait, because the stall timeout of this caller applies during it.
                 self.limits = limits
                 end_overdue_pauses(limits.timeout_s)
-                if self.changed.wait_for(is_free, limits.timeout_s):
+                if self.changed.wait_for(is_free, wait_limit_s(limits.timeout_s)):
                     return True
             waited = f" after {limits.timeout_s} s" if limits.when_busy == "wait" else ""
             msg = f"{len(self.saves)} saves are still unfinished{waited}: {busy.name} is {busy.state}"
@@ -145,7 +146,7 @@ class SaveQueue:
         """Wait for the saves of one run or of all runs. Return False if they did not end in time."""
         with self.changed:
             return self.changed.wait_for(
-                lambda: not any(run in (None, save.order.run) for save in self.saves), timeout_s
+                lambda: not any(run in (None, save.order.run) for save in self.saves), wait_limit_s(timeout_s)
             )
 
     def raise_unread(self) -> None:
