@@ -35,7 +35,7 @@ def describe(
 
     Args:
         metrics: Name -> int, float, or another single number with ``__float__`` (a NumPy scalar, a tensor
-            without dimensions). Integers beyond ±2^53 become floats.
+            without dimensions). Integers beyond ±2^53 become floats, so a float must represent them exactly.
         metadata: JSON-like values (None, bool, int, float, str, list, tuple (as list), dict with str keys
             that do not start with ``$``), nested up to `METADATA_MAX_DEPTH`.
         message: Free text.
@@ -164,9 +164,14 @@ def _number(value: Any, name: str) -> int | float:
     if hasattr(value, "detach"):
         value = value.detach()  # float() warns if the loss requires a gradient
     try:
-        return float(value)
+        number = float(value)
+        is_exact = not (isinstance(value, int) or "int" in dtype) or int(number) == int(value)
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise BadInput(f"{path}: wanted a real number, got {_kind(value)} ({error})", hint=_NUMBER_HINT) from error
+    if not is_exact:
+        msg = f"{path}: wanted an integer that a 64-bit float represents exactly, got {shown(int(value))}"
+        raise BadInput(msg, hint="give it in metadata, which stores every integer")
+    return number
 
 
 def _json_value(value: Any, path: str, depth: int) -> Any:

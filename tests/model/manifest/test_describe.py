@@ -125,7 +125,20 @@ def test_metadata_may_be_a_hundred_levels_deep_and_a_cycle_is_refused() -> None:
         describe(None, {"a": cycle}, "", None)
 
 
-@given(metrics=st.dictionaries(texts, st.integers() | st.floats(), max_size=4))
+@pytest.mark.parametrize(
+    "value", [2**53 + 1, -(2**60) - 1, np.int64(2**53 + 1), np.uint64(2**64 - 1), torch.tensor(2**53 + 1)]
+)
+def test_an_integer_that_a_float_would_round_is_refused(value: Any) -> None:
+    with pytest.raises(BadInput, match=r"metrics\['tokens'\]: wanted an integer .* exactly, got .*give it in metadata"):
+        describe({"tokens": value}, None, "", None)
+
+    assert describe({"tokens": 2**60}, {"tokens": 2**53 + 1}, "", None).metrics == {"tokens": 2.0**60}
+
+
+exact_integers = st.integers().filter(lambda value: abs(value) < 2**1000 and int(float(value)) == value)
+
+
+@given(metrics=st.dictionaries(texts, exact_integers | st.floats(), max_size=4))
 def test_metrics_are_the_numbers_that_were_given(metrics: dict[str, int | float]) -> None:
     found = describe(metrics, None, "", None).metrics
 

@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.property]
 LIMIT_BYTES = 1500
 """In place of the real limits, so that documents around them are drawn in no time."""
 TEXTS = st.text(st.characters() | st.characters(categories=["Cs"]), max_size=300)
-NUMBERS = st.floats() | st.integers(-(2**64), 2**64)
+NUMBERS = st.floats() | st.integers(-(2**64), 2**64).filter(lambda value: int(float(value)) == value)
 METRICS = st.dictionaries(TEXTS, NUMBERS, max_size=8)
 POLICIES = st.builds(
     RetentionPolicy,
