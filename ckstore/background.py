@@ -56,9 +56,11 @@ class BackgroundSaves:
 
         Raises:
             CkstoreError: A save failed, and its `result` was not read.
+            UnknownOutcome: This process was forked while a save was unfinished. This is raised once.
         """
         if self._made is None:
             return True
+        self._made.check_process()
         done = self._made.wait(timeout_s)
         self._made.raise_unread()
         return done
@@ -75,9 +77,11 @@ class BackgroundSaves:
 
         Raises:
             CkstoreError: A save failed, and its `result` was not read.
+            UnknownOutcome: This process was forked while a save was unfinished. This is raised once.
         """
         if self._made is None:
             return True
+        self._made.check_process()
         # The result covers the saves that are unfinished now, including those whose failure is tolerated. Earlier
         # failures do not count.
         under_way = self._made.under_way()

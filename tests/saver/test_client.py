@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 
 from ckstore import Store
-from ckstore.errors import BadInput, SaveAbandoned, SaveFailed
+from ckstore.errors import BadInput, SaveAbandoned, SaveFailed, UnknownOutcome
 from ckstore.saver import wire
 from ckstore.saver.client import process, savers, snapshot
 from ckstore.saver.client.client import Client
@@ -113,7 +114,8 @@ def test_saves_whose_saver_cannot_be_replaced_end_with_the_cause(
 
 
 def test_a_save_ends_as_it_did_if_recording_its_end_fails(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
+    def fail(_: SnapshotPool, snapshot: Snapshot, _most: int) -> None:
+        snapshot.close()
         raise TypeError("a mistake in this test")
 
     with monkeypatch.context() as patched:
@@ -148,8 +150,10 @@ def test_the_saves_behind_an_abandoned_one_continue_if_its_snapshot_cannot_be_cl
     store: Store, strike: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = strike("hashing", "stop", 1)
+    close = Snapshot.close
 
-    def fail(*_: object) -> None:
+    def fail(snapshot: Snapshot) -> None:
+        close(snapshot)
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     with monkeypatch.context() as patched:
@@ -209,6 +213,38 @@ def test_a_timeout_that_is_not_a_number_is_refused(store: Store, strike: Any, ti
     (folder / "go-0").touch()
 
     assert pending.result(DEADLINE_S).step == 0
+
+
+def test_a_forked_child_does_not_wait_for_a_save_of_its_parent(store: Store, strike: Any) -> None:
+    folder = strike("hashing", "wait", 1)
+    before = store.save_async(state_of(0), step=0)
+    wait_for((folder / "struck-0").exists, "it is hashing")
+
+    def in_child() -> None:
+        for wait in (store.background.wait, partial(store.background.flush, DEADLINE_S)):
+            store.background._client()._of_parent = [before]
+            with pytest.raises(UnknownOutcome, match=rf"process {os.getppid()} began the save of main@0"):
+                wait()
+            assert store.background.wait(DEADLINE_S)
+        for call in (before.result, before.exception, before.wait_staged, before.cancel):
+            with pytest.raises(UnknownOutcome, match=rf"wait for the save in process {os.getppid()}"):
+                call()
+        assert store.save_async(state_of(1), step=1).result(DEADLINE_S).step == 1
+
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            assert store.background._client()._of_parent == [before]
+            in_child()
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    (folder / "go-0").touch()
+
+    assert before.result(DEADLINE_S).step == 0
+    assert store.background.wait(DEADLINE_S)
 
 
 def test_a_child_that_was_forked_while_a_thread_looked_at_the_savers_can_look_itself() -> None:

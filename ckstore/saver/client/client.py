@@ -61,6 +61,7 @@ class Client:
         self.store = store
         self.on_ended = on_ended  # called with the checkpoint or the error, in the thread that watches the saver
         self.on_left_out = on_left_out  # called before the copy, with sentences about values that are not stored
+        self._of_parent: list[PendingSave] = []  # in a forked child, the unfinished saves of the parent
         self._begin()
         _clients.add(self)
 
@@ -258,6 +259,12 @@ class Client:
         with self._queue.changed:
             return [save.pending for save in self._queue.saves]
 
+    def check_process(self) -> None:
+        """Raise an error once in a forked child if saves of the parent were unfinished at the fork."""
+        of_parent, self._of_parent = self._of_parent, []
+        for pending in of_parent:
+            pending.check_process()
+
     def raise_unread(self) -> None:
         """Raise the first error that was not read."""
         self._queue.raise_unread()
@@ -287,6 +294,7 @@ class Client:
 
     def let_go_in_child(self) -> None:
         """In a forked child, leave the saver and the memory of snapshots to the parent."""
+        self._of_parent += [save.pending for save in self._queue.saves]
         self._keeper.let_go_in_child()
         self._queue.let_go_in_child()
         self._begin()

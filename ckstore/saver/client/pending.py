@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
 
-from ckstore.errors import CkstoreError, InUse
+from ckstore.errors import CkstoreError, InUse, UnknownOutcome
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.reports.not_saved import NotSaved
 from ckstore.model.saver.status import SaveEvent
@@ -30,6 +31,7 @@ class PendingSave:
         self.step = step
         self.total_bytes = total_bytes
         self.skipped = skipped
+        self._pid = os.getpid()  # a forked child gets no messages about the save
         self._done_bytes = 0
         self._state = "skipped" if skipped else "queued"
         self._events: list[SaveEvent] = []
@@ -90,7 +92,9 @@ class PendingSave:
 
         Raises:
             SaveFailed: The save has failed. `result` raises the cause.
+            UnknownOutcome: This process was forked while the save was unfinished.
         """
+        self.check_process()
         with self._changed:
             # The wait also ends with the save, because a save that fails early is never staged.
             self._changed.wait_for(lambda: self._staged or self.done(), wait_limit_s(timeout_s))
@@ -109,7 +113,8 @@ class PendingSave:
         Raises:
             TimeoutError: The save has not ended in time.
             SaveAbandoned: The saver was stuck, or the save was cancelled. The checkpoint will not be published.
-            UnknownOutcome: The saver became stuck while it published.
+            UnknownOutcome: The saver became stuck while it published, or this process was forked while the save was
+                unfinished.
             NotUnchanged: A tensor that was named in ``unchanged=`` has changed.
             CkstoreError: An error that `Store.save` also raises.
         """
@@ -135,7 +140,9 @@ class PendingSave:
 
         Raises:
             TimeoutError: The save has not ended in time.
+            UnknownOutcome: This process was forked while the save was unfinished.
         """
+        self.check_process()
         with self._changed:
             if not self._changed.wait_for(self.done, wait_limit_s(timeout_s)):
                 raise TimeoutError(f"the save of {self.name} has not ended after {timeout_s} s; it is {self._state}")
@@ -148,7 +155,11 @@ class PendingSave:
 
         Returns:
             False if it is too late to cancel.
+
+        Raises:
+            UnknownOutcome: This process was forked while the save was unfinished.
         """
+        self.check_process()
         with self._changed:
             # Once the save is allowed to publish, the saver may be making the rename. A cancelled save that still
             # appears would be worse than a save that cannot be cancelled.
@@ -163,6 +174,14 @@ class PendingSave:
         return True
 
     # ---- for the client
+
+    def check_process(self) -> None:
+        """Raise an error in a forked child if the save was unfinished at the fork. This takes no lock."""
+        if os.getpid() != self._pid and not self.done():
+            msg = f"process {self._pid} began the save of {self.name} and then forked this process, {os.getpid()}"
+            raise UnknownOutcome(
+                f"{msg}, which does not get the outcome of the save", hint=f"wait for the save in process {self._pid}"
+            )
 
     @property
     def is_cancelled(self) -> bool:
