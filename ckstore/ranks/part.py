@@ -73,7 +73,7 @@ class Content:
 def content_of(
     shards: Sequence[Shard], values: dict[str, object], chunk_bytes: int, keys: Sequence[Any] = ()
 ) -> Content:
-    """Return shards and plain values as the content of a rank. `keys` are the keys of its dicts other than strings."""
+    """Return shards and plain values as the content of a rank. `keys` are those of `own_keys`."""
     plain = _capture_values(values)
     leaves, sources = list(plain.leaves), list(plain.sources)
     cuts = [1] * len(sources)

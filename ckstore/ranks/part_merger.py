@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NoReturn
 
 from ckstore.errors import CannotStore, RankMismatch, SaveFailed
 from ckstore.model.manifest.dtypes import TORCH_ITEMSIZE
@@ -160,6 +160,10 @@ class PartMerger:
         """Return the original key of the dict at a path. `torch.distributed.checkpoint` converts all keys to text."""
         return self._keys.get(path, {}).get(text, text)
 
+    def empty_dicts(self) -> list[tuple[str | int, ...]]:
+        """Return the paths of dicts that are empty on each rank that has them."""
+        return [path for path, keys in self._keys.items() if not keys]
+
     def value(self, name: str, path: str) -> Node:
         """Add a tensor or a value to the state under the name `path`, and return its node."""
         if name in self._values:
@@ -218,22 +222,44 @@ def shards_of(entries: Sequence[DcpValue], join: PartMerger, parts: Sequence[Man
         raise SaveFailed(msg)
     root: dict[str | int, Any] = {}
     for entry in entries:
-        below = root
-        for key in entry.path[:-1]:
-            below = below.setdefault(key, {})
-        below[entry.path[-1]] = entry
+        *above, last = entry.path
+        if _tree_at(root, above).setdefault(last, entry) is not entry:
+            _refuse_kinds(entry.path)
+    paths = {entry.path for entry in entries}
+    for path in join.empty_dicts():
+        # If another rank has a value of this name, keep the value, as for all values that differ between ranks.
+        if path not in paths and any(isinstance(key, int) for key in _tree_at(root, path)):
+            _refuse_kinds(path)
     return _node(join, root, "", ())
+
+
+def _tree_at(root: dict[str | int, Any], path: Sequence[str | int]) -> dict[str | int, Any]:
+    """Return the dict or list at a path, and create it if it does not exist."""
+    tree = root
+    for i, key in enumerate(path):
+        tree = tree.setdefault(key, {})
+        if isinstance(tree, DcpValue):
+            _refuse_kinds(path[: i + 1])
+    return tree
+
+
+def _refuse_kinds(path: Sequence[str | int]) -> NoReturn:
+    name = ".".join(map(str, path))
+    why = "two ranks, or two keys with the same text, have values of different kinds under this name: a value, a dict"
+    raise CannotStore(name, f"{why} or a list; nothing was published", hint="give each of the values a name of its own")
 
 
 def _node(join: PartMerger, tree: Any, name: str, path: tuple[str | int, ...]) -> Node:
     if isinstance(tree, DcpValue):
         return join.value(tree.name, name)
-    if tree and all(isinstance(key, int) for key in tree):
-        items = [
-            None if i not in tree else _node(join, tree[i], join_index(name, i), (*path, i))
-            for i in range(max(tree) + 1)
-        ]
-        return ["list", items]
+    if any(isinstance(key, int) for key in tree):
+        if not all(isinstance(key, int) for key in tree):
+            _refuse_kinds(path)
+        if len(tree) <= max(tree):
+            missing = next(i for i in range(max(tree)) if i not in tree)
+            why = "no rank saved this element of the list; nothing was published"
+            raise CannotStore(join_index(name, missing), why, hint="ckstore.integrations.dcp.save saves empty dicts")
+        return ["list", [_node(join, tree[i], join_index(name, i), (*path, i)) for i in range(len(tree))]]
     pairs = []
     for text, item in ((str(step), item) for step, item in tree.items()):
         key = join.key(path, text)

@@ -531,3 +531,14 @@ def save_values(store: str, step: int, kind: str, differs: bool, background: boo
             ours.save(store, state, step, **options)
     said = [str(one.message) for one in told if issubclass(one.category, CkstoreWarning)]
     return [one for one in said if "power cut" not in one]
+
+
+def save_states(store: str, step: int, states: list[Any], **options: Any) -> Any:
+    """Save a given state for each rank."""
+    return ours.save(store, states[dist.get_rank()], step, **options).id
+
+
+def load_states(store: str, ref: str, states: list[Any]) -> Any:
+    """Load into a given state for each rank."""
+    ours.load(store, states[dist.get_rank()], ref)
+    return states[dist.get_rank()]

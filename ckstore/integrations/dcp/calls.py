@@ -31,7 +31,7 @@ from ckstore.integrations.dcp.optimizers import own_groups
 from ckstore.integrations.dcp.planner import ComparingPlanner
 from ckstore.integrations.dcp.reader import CkstoreReader
 from ckstore.integrations.dcp.replicas import check_rule, digests_of
-from ckstore.integrations.dcp.state_keys import own_keys
+from ckstore.integrations.dcp.state_keys import own_keys, refuse_equal_texts
 from ckstore.integrations.dcp.writer import CkstoreWriter
 from ckstore.interpreter import log
 from ckstore.model.checkpoint.refs import is_latest_valid
@@ -212,7 +212,7 @@ def _begin(
     writer.keys = own_keys(plain)
     writer.rank = rank_in(process_group)
     # Without a group, there is no other rank to compare with.
-    writer.digests = {} if is_alone() else digests_of(plain)
+    writer.digests = {} if is_alone() else digests_of(plain, writer.keys)
     return writer, plain
 
 
@@ -300,7 +300,7 @@ def load(
             refuses a load with differences before any data is read. False leaves the values of differences unchanged
             and lists them in the report. Globs, such as ``["model"]``, refuse only differences in the matching parts.
             The absent optimizer state of a parameter that had no gradient at the save is not a difference. The report
-            lists it in `fresh`.
+            lists it in `fresh`. Empty dicts are not compared, because DCP has no names for them.
         since: The current content of the tensors in `state`, as the report of the previous load on this rank or as a
             checkpoint. Each rank reads only the pieces of its shards that differ. If None, everything is read. A
             report is valid until another load begins to change the tensors. If `since` is a checkpoint, pass None after
@@ -410,8 +410,13 @@ def _plain(state: dict[str, Any], keys: Iterable[str] | None = None) -> dict[str
 
     The state dicts are created in the order of `keys`. DCP itself calls ``state_dict`` and ``load_state_dict`` only for
     objects at the top level of a state.
+
+    Raises:
+        BadInput: Two keys of a dict have the same text.
     """
-    return {key: _plain_value(state[key]) for key in (state if keys is None else keys)}
+    plain = {key: _plain_value(state[key]) for key in (state if keys is None else keys)}
+    refuse_equal_texts(plain)
+    return plain
 
 
 def _plain_value(value: Any) -> Any:

@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, create_default_local_load_plan
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadPlan, ReadItem
 
 from ckstore.errors import BadInput, DoesNotFit
@@ -38,6 +39,16 @@ class ComparingPlanner(DefaultLoadPlanner):
         self.not_loaded: dict[str, str] = {}
         self.cast: dict[str, str] = {}
         self._first: dict[str, float] = {}
+
+    def set_up_planner(
+        self, state_dict: dict[str, Any], metadata: Metadata | None = None, is_coordinator: bool = False
+    ) -> None:
+        """Flatten the state as a save does."""
+        # torch's load flattens sharded tensors first. It then drops empty dicts, so the names in lists with empty dicts
+        # differ from those of its save.
+        flat, mappings = flatten_state_dict(state_dict)
+        super().set_up_planner(flat, metadata, is_coordinator)
+        self.original_state_dict, self.mappings = state_dict, mappings
 
     def create_local_plan(self) -> LoadPlan:
         """Plan the load of the values that fit."""

@@ -32,9 +32,13 @@ def check_rule(if_ranks_differ: str) -> str:
     return if_ranks_differ
 
 
-def digests_of(state: dict[str, Any]) -> dict[str, str]:
-    """Return a digest, by name, of each compared value: small plain tensors, and all values that are not tensors."""
-    return dict(_digests(flatten_state_dict(state)[0]))
+def digests_of(state: dict[str, Any], keys: Sequence[Any]) -> dict[str, str]:
+    """Return a digest, by name, of each compared value: small plain tensors, and all values that are not tensors.
+
+    `keys` are the keys of the state, as `own_keys` returns them. Empty dicts are compared with values of the same name.
+    """
+    empty = {".".join(map(str, path)): "an empty dict" for path, own in keys if not own}
+    return {**empty, **dict(_digests(flatten_state_dict(state)[0]))}
 
 
 def _digests(flat: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -1,28 +1,35 @@
-"""Keys of a state that are not strings. `torch.distributed.checkpoint` makes them text, and ckstore restores them."""
+"""Keys that are not strings, and empty dicts, of a state. ckstore restores both.
+
+`torch.distributed.checkpoint` makes such keys text, and drops empty dicts.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ckstore.errors import BadInput
 from ckstore.model.manifest.nodes import encode_key
+from ckstore.model.names import join_index
+from ckstore.tensors.walks import name_below
 
 Path = tuple[str | int, ...]
 """The path of a value in `torch.distributed.checkpoint`, with keys as text and indexes in lists as numbers."""
 
 
 def own_keys(state: Mapping[Any, Any]) -> list[list[Any]]:
-    """Return, for each dict with keys that are not strings, its path and the nodes of these keys by their texts."""
+    """Return the path of each empty dict and each dict with keys that are not strings, and these keys by their text."""
     return [[list(path), keys] for path, keys in _own_keys(state, ())]
 
 
 def _own_keys(value: object, path: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
     if isinstance(value, Mapping):
-        if found := {str(key): encode_key(key) for key in value if _is_kept(key)}:
+        found = {str(key): encode_key(key) for key in value if _is_kept(key)}
+        if found or not value:
             yield path, found
         for key, item in value.items():
             yield from _own_keys(item, (*path, str(key)))
-    elif isinstance(value, list | tuple):
+    elif isinstance(value, list):  # a tuple is a single value, which is saved with its keys
         for i, item in enumerate(value):
             yield from _own_keys(item, (*path, i))
 
@@ -36,6 +43,21 @@ def _is_kept(key: object) -> bool:
     except ValueError:
         return False
     return True
+
+
+def refuse_equal_texts(value: object, name: str = "") -> None:
+    """Raise `BadInput` if a dict has two keys with the same text, because torch would not distinguish their values."""
+    if isinstance(value, Mapping):
+        first: dict[str, object] = {}
+        for key, item in value.items():
+            if (other := first.setdefault(str(key), key)) is not key:
+                msg = f"{name or 'the state itself'} has the keys {other!r} and {key!r}, and"
+                msg = f"{msg} torch.distributed.checkpoint gives the same names to the values under both"
+                raise BadInput(msg, hint="rename one of the keys")
+            refuse_equal_texts(item, name_below(name, key))
+    elif isinstance(value, list):
+        for i, item in enumerate(value):
+            refuse_equal_texts(item, join_index(name, i))
 
 
 def set_at(state: Any, path: Path, value: object) -> None:

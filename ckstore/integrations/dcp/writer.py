@@ -70,7 +70,7 @@ class CkstoreWriter(StorageWriter):
         info: The published checkpoint, on the coordinator after the save, otherwise None.
         timeout_s: Seconds that this rank waits for its disk while the disk makes no progress.
         say: Called with the progress of this rank.
-        keys: The keys of the state that are not strings, as `own_keys` returns them.
+        keys: The empty dicts, and the keys that are not strings, of the state, as `own_keys` returns them.
         digests: The digests of values that other ranks may have under the same names, as `digests_of` returns them.
         rank: The rank in the group of the save, for versions of torch that do not pass the rank.
         if_ranks_differ: ``"error"`` or ``"warn"``, as in `ckstore.integrations.dcp.save`.
@@ -272,7 +272,9 @@ def _stage(
     context.check_writable()
     who = writer._who()  # noqa: SLF001
     with failing_as_save(context, f"saving {writer.checkpoint_id} at {who}"):
-        content = _content_of(plan, planner, context.settings.chunk_bytes, writer.keys)
+        # A planner that does not flatten the state saves complete values, with all their keys and empty dicts.
+        keys = writer.keys if getattr(planner, "flatten_state_dict", True) else ()
+        content = _content_of(plan, planner, context.settings.chunk_bytes, keys)
         if (at_call := writer.at_call) is not None:
             content.about["parent"] = at_call.parent_now(context, writer.run)
         work = RankWork(who, writer.timeout_s)
@@ -313,7 +315,7 @@ def _take(store: Store, joined: JointCheckpoint, staging: Staging | None) -> Che
 
 
 def _content_of(plan: SavePlan, planner: SavePlanner, chunk_bytes: int, keys: Sequence[Any]) -> Content:
-    """Return the content that a rank saves according to its plan. `keys` are the keys that are not strings."""
+    """Return the content that a rank saves according to its plan. `keys` are those of `own_keys`."""
     shards = [_shard(item, planner) for item in plan.items if item.type != WriteItemType.BYTE_IO]
     look_up = getattr(planner, "lookup_object", None)
     values: dict[str, object] = {}
