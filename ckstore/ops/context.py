@@ -105,11 +105,7 @@ class Evictor(Protocol):
         """The name of the other place."""
 
     def evictable(self) -> list[CheckpointInfo]:
-        """Return the checkpoints with local data that the other place has.
-
-        Raises:
-            RemoteError: The other place does not answer, so nothing can be evicted.
-        """
+        """Return the checkpoints with local data that the other place has, or none if it does not answer."""
 
     def plan(self, policy: RetentionPolicy) -> RetentionPlan:
         """Return which checkpoints keep their local data; the others can be evicted."""

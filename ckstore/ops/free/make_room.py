@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from ckstore.errors import CatalogUnavailable, CkstoreError, InUse, RemoteError
+from ckstore.errors import CatalogUnavailable, CkstoreError, InUse
 from ckstore.fs.lock_files import service_failed
 from ckstore.model.manifest.info import CheckpointInfo, is_local
 from ckstore.model.reports.held_blobs import HeldBlob, by_reason, held_size
@@ -191,9 +191,8 @@ def how_to_free(context: Context, missing: Amount | None = None) -> str:
             gc = "gc --now"
         ways = [Way(f"ckstore {gc}", by_gc)]
         if frees_at_once and context.evictor is not None and (evictor := context.evictor()) is not None:
-            with suppress(RemoteError):  # without an answer of the mirror, nothing can be evicted
-                evicts = sum(_freed_by_each(context, evictor.evictable()), by_gc)
-                ways.append(Way(f"ckstore evict --all --remote {evictor.name}", evicts))
+            evicts = sum(_freed_by_each(context, evictor.evictable()), by_gc)
+            ways.append(Way(f"ckstore evict --all --remote {evictor.name}", evicts))
         for count in _KEEP_LAST:
             plan = plan_retention(context, RetentionPolicy(keep_last=count), sure=False)
             frees = sum(_freed_by_each(context, plan.dropped), by_gc)

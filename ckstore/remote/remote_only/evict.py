@@ -373,13 +373,12 @@ class MirrorEvictor:
         self.name = mirror
 
     def evictable(self) -> list[CheckpointInfo]:
-        """Return the checkpoints with local data that the mirror has.
-
-        Raises:
-            RemoteError: The mirror does not answer, so nothing can be evicted.
-        """
-        remote = named_remote(self._context, self.name, writing=False)
-        read_info(remote.objects, remote.name)
+        """Return the checkpoints with local data that the mirror has, or none if the mirror does not answer."""
+        try:
+            remote = named_remote(self._context, self.name, writing=False)
+            read_info(remote.objects, remote.name)
+        except RemoteError:  # an eviction would first ask the mirror, and evict nothing
+            return []
         here = [info for info in infos(self._context) if not info.elsewhere]
         lacking = {info.id for info in behind(self._context.layout, self.name, here)}
         return [info for info in here if info.id not in lacking]
