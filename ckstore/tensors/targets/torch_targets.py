@@ -98,8 +98,8 @@ def region(target: torch.Tensor, leaf: LeafRecord) -> Region | None:
         None if the layouts differ, if the bits in memory are not those of the values (conjugate and negative views), or
         if the tensor is on a device and so small that a copy is as fast.
     """
-    space = None if target.is_cpu else space_of(target.device)
-    if not (target.is_cpu or space) or target.is_conj() or target.is_neg() or not target.numel():
+    space = space_of(target.device)
+    if not (space or target.is_cpu) or target.is_conj() or target.is_neg() or not target.numel():
         return None
     if leaf.strides is None:
         if not target.is_contiguous():
