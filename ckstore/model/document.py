@@ -21,9 +21,16 @@ from ckstore.model.canonical import MAX_NUMBER_DIGITS, PART_DIGITS, SAFE_INT
 
 _MAX_DIGITS = len(str(SAFE_INT))
 _LONG = b"," + b"0" * _MAX_DIGITS
-_BEFORE_NUMBER = b"[,:- \t\r\n"
-_KINDS = bytes(ord("0" if b in b"0123456789" else "," if b in _BEFORE_NUMBER else "x") for b in range(256))
-"""The kind of each byte: ``0`` for a digit, ``,`` for a byte that may precede a number, ``x`` for any other byte."""
+_LONG_NEGATIVE = b",-" + b"0" * _MAX_DIGITS
+_BEFORE_NUMBER = b"[,: \t\r\n"
+_KINDS = bytes(
+    ord("0" if b in b"0123456789" else "," if b in _BEFORE_NUMBER else "-" if b == ord("-") else "x")
+    for b in range(256)
+)
+"""The kind of each byte.
+
+``0`` is a digit, ``,`` a byte that may precede a number, ``-`` a minus sign, and ``x`` any other byte.
+"""
 _BIG_PATTERN = re.compile(r"-?[1-9][0-9]{15,}\Z")
 CREATED_PATTERN = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}Z\Z")
 
@@ -185,7 +192,10 @@ def _foreign_integer(digits: str) -> int:
 
 def _has_long_numbers(data: bytes) -> bool:
     """Return whether JSON may have an integer that `_integer` must check, or a string that contains such digits."""
-    return _LONG in (b"," + data).translate(_KINDS)
+    # A digest such as "xxh3-3448…" may begin with as many digits, but no byte that may precede a number is before its
+    # minus sign.
+    kinds = (b"," + data).translate(_KINDS)
+    return _LONG in kinds or _LONG_NEGATIVE in kinds
 
 
 def _is_deep(data: bytes) -> bool:

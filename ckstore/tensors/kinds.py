@@ -25,6 +25,12 @@ def is_tensor(value: object) -> bool:
     return kind is not None and isinstance(value, kind)
 
 
+def is_tensor_class(kind: type) -> bool:
+    """Whether `kind` is `torch.Tensor` or one of its subclasses."""
+    base = getattr(sys.modules.get("torch"), "Tensor", None)
+    return base is not None and issubclass(kind, base)
+
+
 def is_plain_layout(tensor: Any) -> bool:
     """Whether a tensor has torch's strided layout, and not a sparse or other layout."""
     return tensor.layout is sys.modules["torch"].strided

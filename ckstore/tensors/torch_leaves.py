@@ -20,13 +20,14 @@ from ckstore.tensors.device import streams
 from ckstore.tensors.memory_layout import StorageMemory, keep_parts, part_at, row_major, span_elements
 from ckstore.tensors.refusals import check_numbers
 from ckstore.tensors.torch_parts import refuse_tensor
-from ckstore.tensors.torch_sources import GappedSource, StridedSource, TorchSource, Watched, version_of
+from ckstore.tensors.torch_sources import GappedSource, StridedSource, TorchSource, Watched
 
 if TYPE_CHECKING:
     from ckstore.model.manifest.captured import ByteSource
 
 DTYPE_NAMES = {getattr(torch, name): name for name in TORCH_ITEMSIZE if hasattr(torch, name)}
 DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
+_HAS_NAMES = getattr(torch.Tensor, "has_names", None)  # removed in torch 2.12
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -50,12 +51,18 @@ class Admitted:
 
     def __init__(self, name: str, tensor: torch.Tensor, live: torch.Tensor) -> None:
         self.name = name  # its path in the state
-        # The tensor of the state, and its version when it was captured. None for an inference tensor, whose
+        # The tensor of the state, and its version when it was captured. Empty for an inference tensor, whose
         # modifications torch does not count.
-        self.watched: Watched | None = None if live.is_inference() else (live, version_of(live))
+        self.watched: tuple[Watched, ...] = () if live.is_inference() else ((live, live._version),)  # noqa: SLF001
         self.dtype = DTYPE_NAMES[tensor.dtype]  # its name in the format
         self.itemsize = TORCH_ITEMSIZE[self.dtype]  # bytes of an element
-        self.storage, address = _storage_of(tensor, name)
+        try:
+            self.storage = tensor.untyped_storage()
+            address = self.storage.data_ptr()
+        except (NotImplementedError, RuntimeError) as error:
+            reason = f"a tensor without memory of its own: {error}"
+            hint = "store value.clone(), outside torch.func transformations"
+            raise CannotStore(name, reason, hint=hint) from error
         self.memory: Hashable = None  # equal for tensors that share memory; None for a tensor without elements
         self.start = self.stop = 0
         # A state may have thousands of tensors, and each query of torch takes a tenth of a microsecond, so the results
@@ -99,7 +106,7 @@ class Admission:
             or tensor.layout is not torch.strided
             or tensor.dtype not in DTYPE_NAMES
             or tensor.is_nested
-            or _has_names(tensor)
+            or (_HAS_NAMES is not None and _HAS_NAMES(tensor))
         ):
             refuse_tensor(tensor, path)
         # The bits of conjugate and negative views do not represent their values, so `_copy` resolves such views.
@@ -142,7 +149,7 @@ def place(members: Sequence[Admitted], storage: int) -> tuple[ByteSource, list[L
         source, leaf = place_row_major(lone, storage)
         return source, [leaf]
     strides = None if lone.contiguous else lone.tensor.stride()
-    source = TorchSource(lone.name, lone.storage, lone.start, lone.stop - lone.start, _watched(lone))
+    source = TorchSource(lone.name, lone.storage, lone.start, lone.stop - lone.start, lone.watched)
     return source, [LeafRecord(lone.name, "torch", lone.dtype, lone.shape, storage, 0, strides)]
 
 
@@ -150,16 +157,12 @@ def place_row_major(lone: Admitted, storage: int) -> tuple[ByteSource, LeafRecor
     """Return the source and the leaf of a lone tensor in row-major order, whatever its strides are."""
     leaf = LeafRecord(lone.name, "torch", lone.dtype, lone.shape, storage)
     if not lone.contiguous and lone.tensor.is_cpu:
-        return StridedSource(lone.name, as_bits(lone.tensor), lone.stop, _watched(lone)), leaf
+        return StridedSource(lone.name, as_bits(lone.tensor), lone.stop, lone.watched), leaf
     # On a device, one kernel gathers the elements, because only contiguous bytes can be read from a device.
     tensor = lone.tensor if lone.contiguous else as_bits(lone.tensor).contiguous()
     start = lone.start if lone.contiguous else 0
     nbytes = lone.elements * lone.itemsize
-    return TorchSource(lone.name, tensor.untyped_storage(), start, nbytes, _watched(lone)), leaf
-
-
-def _watched(lone: Admitted) -> tuple[Watched, ...]:
-    return () if lone.watched is None else (lone.watched,)
+    return TorchSource(lone.name, tensor.untyped_storage(), start, nbytes, lone.watched), leaf
 
 
 def wait_for(
@@ -239,7 +242,7 @@ def _place_shared(members: Sequence[Admitted], storage: int) -> tuple[ByteSource
     live = max((member.storage for member in members), key=lambda s: s.nbytes())
     # A view uses the modification counter of its base, and bases may differ. So a write through one view may not change
     # the counter of another view.
-    watched = [member.watched for member in members if member.watched is not None]
+    watched = [one for member in members for one in member.watched]
     leaves = []
     for member in members:
         part = part_at(parts, member.start)
@@ -253,18 +256,3 @@ def _place_shared(members: Sequence[Admitted], storage: int) -> tuple[ByteSource
         return sources[0], leaves
     places = [part.place for part in parts]
     return GappedSource(name, size, places, sources, tuple(watched)), leaves
-
-
-def _storage_of(tensor: torch.Tensor, path: str) -> tuple[torch.UntypedStorage, int]:
-    try:
-        storage = tensor.untyped_storage()
-        return storage, storage.data_ptr()
-    except (NotImplementedError, RuntimeError) as error:
-        reason = f"a tensor without memory of its own: {error}"
-        hint = "store value.clone(), outside torch.func transformations"
-        raise CannotStore(path, reason, hint=hint) from error
-
-
-def _has_names(tensor: torch.Tensor) -> bool:
-    named = getattr(tensor, "has_names", None)  # removed in torch 2.12
-    return named is not None and bool(named())

@@ -17,12 +17,13 @@ def leaf_numbers(node: Node) -> Iterator[int]:
         return
     if node[0] == "leaf":
         yield node[1]
-    elif node[0] in SEQUENCES:
-        for item in node[1]:
-            yield from leaf_numbers(item)
-    elif node[0] in PAIRS:
-        for _, item in node[1]:
-            yield from leaf_numbers(item)
+    elif node[0] in SEQUENCES or node[0] in PAIRS:
+        for item in node[1] if node[0] in SEQUENCES else (item for _, item in node[1]):
+            if isinstance(item, list):
+                if item[0] == "leaf":  # most values of a large state are leaves, and a generator for each takes longer
+                    yield item[1]
+                else:
+                    yield from leaf_numbers(item)
 
 
 def with_leaves(node: Node, number_of: Callable[[int], int]) -> Node:

@@ -241,7 +241,8 @@ def content_digest(
         "state": texts.state,
         "storages": _list_of(
             [
-                f"[{s.nbytes},{_list_of([f'[{quoted(e.piece)},{e.length}]' for e in s.extents])}{_tiling_text(s)}]"
+                f"[{s.nbytes},{_list_of([f'[{quoted(e.piece)},{e.length}]' for e in s.extents])}"
+                f"{'' if s.tiling is None else _tiling_text(s.tiling)}]"
                 for s in storages
             ]
         ),
@@ -298,14 +299,12 @@ def _storages_text(storages: Iterable[StorageRecord]) -> str:
     return _list_of(
         [
             f"[{s.nbytes},{_list_of([f'[{quoted(e.piece)},{e.blob},{e.offset},{e.length}]' for e in s.extents])}"
-            f"{_tiling_text(s)}]"
+            f"{'' if s.tiling is None else _tiling_text(s.tiling)}]"
             for s in storages
         ]
     )
 
 
-def _tiling_text(storage: StorageRecord) -> str:
-    if storage.tiling is None:
-        return ""
-    shape, blocks = storage.tiling
+def _tiling_text(tiling: Tiling) -> str:
+    shape, blocks = tiling
     return f",[{_numbers(shape)},{_list_of(f'[{_numbers(b.offsets)},{_numbers(b.sizes)}]' for b in blocks)}]"

@@ -133,13 +133,18 @@ class HealthCheck:
         for source, form, storage in zip(self._sources, self._forms, storages, strict=True):
             if form is None:
                 continue
+            # A state can have tens of thousands of storages with one finite piece. This shortcut is for them.
+            if len(storage.extents) == 1:
+                key = storage.extents[0].piece, form.name
+                known = self._known.get(key)
+                if known is not None:
+                    settled.add(source.name)
+                if (known or self._counts.get(key)) is FINITE:
+                    counts[key] = FINITE
+                    continue
             keys = [(extent.piece, form.name) for extent in storage.extents]
             if all(key in self._known for key in keys):
                 settled.add(source.name)
-            # A state can have tens of thousands of storages with one finite piece. This shortcut is for them.
-            if len(keys) == 1 and (self._known.get(keys[0]) or self._counts.get(keys[0])) is FINITE:
-                counts[keys[0]] = FINITE
-                continue
             found = self._counted(source, form, storage, keys)
             counts |= found
             if any(count != FINITE for count in found.values()):

@@ -6,12 +6,12 @@ import math
 from bisect import bisect_left, insort
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 from ckstore.model.manifest.leaf_records import itemsize
 from ckstore.model.manifest.manifest import LeafRecord
-from ckstore.tensors.kinds import is_tensor
+from ckstore.tensors.kinds import is_tensor, is_tensor_class
 from ckstore.tensors.memory_layout import Region, StorageMemory, row_major, span_elements
 from ckstore.tensors.state_restore import LeafMaker, is_empty
 
@@ -38,7 +38,7 @@ class Filling:
 
         If `cast_as`, the name of `target`, is given, the values may be converted to the dtype of `target`.
         """
-        leaf, functions = self._leaves[index], _functions(target)
+        leaf, functions = self._leaves[index], functions_for(type(target))
         if not functions.takes(target, leaf):
             if cast_as is None or not functions.casts(target, leaf):
                 return False
@@ -50,7 +50,7 @@ class Filling:
     def same_dtype_addresses(self) -> frozenset[int]:
         """The addresses of the bound tensors that are filled from a leaf with their dtype."""
         return frozenset(
-            _functions(target).address_of(target)
+            functions_for(type(target)).address_of(target)
             for index, target in self._bound.items()
             if is_tensor(target) and index not in self._cast
         )
@@ -74,7 +74,7 @@ class Filling:
     @property
     def addresses(self) -> frozenset[int]:
         """The addresses at which the memory of the bound tensors and arrays begins."""
-        return frozenset(_functions(target).address_of(target) for target in self._bound.values()) - {0}
+        return frozenset(functions_for(type(target)).address_of(target) for target in self._bound.values()) - {0}
 
     @property
     def later_bytes(self) -> int:
@@ -121,7 +121,7 @@ class Filling:
         for index in self._copied[storage]:
             leaf, target = self._leaves[index], self._bound[index]
             size = itemsize(leaf.kind, leaf.dtype) or 1
-            if not _functions(target).streams(target, leaf) or any((cut - leaf.offset) % size for cut in cuts):
+            if not functions_for(type(target)).streams(target, leaf) or any((cut - leaf.offset) % size for cut in cuts):
                 return False
         return True
 
@@ -132,14 +132,16 @@ class Filling:
             low, high = max(start, leaf.offset), min(start + len(data), leaf.offset + _elements_bytes(leaf))
             if low < high:
                 part = data[low - start : high - start]
-                beyond = _functions(self._bound[index]).fill_part(self._bound[index], leaf, low - leaf.offset, part)
+                target = self._bound[index]
+                beyond = functions_for(type(target)).fill_part(target, leaf, low - leaf.offset, part)
                 self._count(index, beyond)
 
     def fill(self, storage: int, memory: StorageMemory) -> None:
         """Copy a whole storage to the target."""
         maker = LeafMaker(self._leaves, lambda _: memory)
         for index in self._copied[storage]:
-            self._count(index, _functions(self._bound[index]).fill(self._bound[index], maker.leaf(index)))
+            target = self._bound[index]
+            self._count(index, functions_for(type(target)).fill(target, maker.leaf(index)))
 
     def _count(self, index: int, beyond: int) -> None:
         if beyond:
@@ -155,11 +157,11 @@ class Filling:
                 if leaf.kind == "torch" and not is_empty(leaf):
                     modified.append(target)
             elif leaf.storage not in self._copied and not is_empty(leaf):
-                self._count(index, _functions(target).fill(target, maker.leaf(index)))
+                self._count(index, functions_for(type(target)).fill(target, maker.leaf(index)))
         if modified:
             # These tensors were filled from the disk without torch. Without this call, autograd would not detect that a
             # value that it saved has changed.
-            _functions(modified[0]).count_as_modified(modified)
+            functions_for(type(modified[0])).count_as_modified(modified)
 
         def value(index: int) -> object:
             return self._bound[index] if index in self._bound else maker.leaf(index)
@@ -173,13 +175,17 @@ class Filling:
         for index in indexes:
             leaf = self._leaves[index]
             # A direct read writes all bytes of the storage. Bytes outside this leaf would be written beyond the tensor.
-            if leaf.offset or _elements_bytes(leaf) != nbytes or _end_bytes(leaf) != nbytes:
+            if (
+                leaf.offset
+                or _elements_bytes(leaf) != nbytes
+                or (leaf.strides is not None and _end_bytes(leaf) != nbytes)
+            ):
                 continue
             # A direct read cannot convert values to another dtype.
             if index in self._cast:
                 continue
             target = self._bound[index]
-            region: Region | None = _functions(target).region(target, leaf)
+            region: Region | None = functions_for(type(target)).region(target, leaf)
             if region is not None and all(self._lies_in(region, other) for other in indexes if other != index):
                 return region
         return None
@@ -233,18 +239,16 @@ def _end_bytes(leaf: LeafRecord) -> int:
     return leaf.offset + span_elements(leaf.shape, strides) * (itemsize(leaf.kind, leaf.dtype) or 0)
 
 
-def _functions(target: Any) -> Any:
-    """Return the module with the functions for a target of this kind."""
-    return _module(is_tensor(target))
-
-
-@cache
-def _module(for_tensors: bool) -> Any:  # noqa: FBT001 - the result is kept by this argument
+def _functions_for(kind: type) -> Any:
     # An import statement in a function of a state with 20,000 tensors would take longer than most of these functions.
-    if for_tensors:
+    if is_tensor_class(kind):
         from ckstore.tensors.targets import torch_targets
 
         return torch_targets
     from ckstore.tensors import numpy_leaves
 
     return numpy_leaves
+
+
+functions_for: Callable[[type], Any] = lru_cache(maxsize=64)(_functions_for)
+"""Returns the module with the functions for targets of a class, which are tensors or arrays."""

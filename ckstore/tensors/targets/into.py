@@ -21,6 +21,7 @@ from ckstore.tensors.memory_layout import StorageMemory
 from ckstore.tensors.plain_values import is_named_tuple
 from ckstore.tensors.refusals import type_name
 from ckstore.tensors.state_restore import build_with
+from ckstore.tensors.targets.fill import functions_for
 from ckstore.tensors.targets.load_comparison import Comparison, Differences, Leaf, LoadRules, Make
 from ckstore.tensors.walks import DICTS, name_below
 
@@ -185,20 +186,19 @@ class _TargetWalk:
                 self.comparison.take(target, node, path)
                 return None
             return self.comparison.new(node)
-        from ckstore.tensors.targets import torch_targets
-
         if isinstance(node, list) and node[0] == "parts":
             return self._parts(target, node, path)
-        if torch_targets.can_be_filled(target):
+        targets = functions_for(type(target))
+        if targets.can_be_filled(target):
             self.comparison.fill(target, node, path)
         elif not target.is_meta:
-            found = f"{torch_targets.describe_unfilled(target)} in the target"
+            found = f"{targets.describe_unfilled(target)} in the target"
             self.comparison.mismatch(path, "a plain tensor with memory", found)
         elif not path or not self.comparison.terms.assign:
             self.comparison.differences.meta.append(path or "the state itself")
         elif self.comparison.bind(target, node, path):
-            self.comparison.filling.bind_later(lambda: torch_targets.empty_like_meta(target), node[1], path)
-            return lambda leaf: torch_targets.as_parameter_of(target, leaf(node[1]))
+            self.comparison.filling.bind_later(lambda: targets.empty_like_meta(target), node[1], path)
+            return lambda leaf: targets.as_parameter_of(target, leaf(node[1]))
         return None
 
     def _parts(self, target: Any, node: Node, path: str) -> Make | None:
@@ -215,11 +215,13 @@ class _TargetWalk:
         found = self.comparison.found_in(node, path, rename_all=False)
         takes_all = not target
         for key, item in list(target.items()):
-            name = name_below(path, key)
             if key not in found:
-                self.comparison.miss(name)
+                self.comparison.miss(name_below(path, key))
                 continue
-            self._set_later(target, key, self.visit(item, found[key][1], name))
+            its_name, node_there = found[key]
+            # Without renaming, the name in the target is that in the checkpoint.
+            name = name_below(path, key) if self.comparison.terms.rename else its_name
+            self._set_later(target, key, self.visit(item, node_there, name))
         for key, (name, item) in found.items():
             if key in target:
                 continue

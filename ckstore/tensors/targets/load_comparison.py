@@ -11,11 +11,10 @@ from ckstore.errors import BadInput
 from ckstore.model.manifest.manifest import LeafRecord, Node, StorageRecord
 from ckstore.model.manifest.nodes import decode_key
 from ckstore.model.names import plain
-from ckstore.tensors.kinds import is_array
 from ckstore.tensors.memory_layout import StorageMemory
 from ckstore.tensors.refusals import type_name
 from ckstore.tensors.state_restore import build_with
-from ckstore.tensors.targets.fill import Filling
+from ckstore.tensors.targets.fill import Filling, functions_for
 from ckstore.tensors.targets.renames import Rename, suggest
 from ckstore.tensors.walks import DICTS, leaf_numbers, name_below, shape_of_parts, value_names
 
@@ -171,14 +170,13 @@ class Comparison:
 
     def bind(self, live: Any, item: Node, name: str) -> bool:
         """Plan to fill a tensor from a leaf of the checkpoint, or report why this is not possible."""
-        from ckstore.tensors.targets import torch_targets
-
         leaf = self.leaves[item[1]] if isinstance(item, list) and item[0] == "leaf" else None
+        targets = functions_for(type(live))
         if leaf is None or leaf.kind != "torch" or leaf.shape != tuple(live.shape):
-            self.mismatch(name, torch_targets.describe(live), self.described(item))
+            self.mismatch(name, targets.describe(live), self.described(item))
             return False
         on_meta = live.is_meta
-        if torch_targets.takes(live, leaf) if on_meta else self.filling.bind(live, item[1]):
+        if targets.takes(live, leaf) if on_meta else self.filling.bind(live, item[1]):
             return True
         return self.converts(live, leaf, name) and (on_meta or self.filling.bind(live, item[1], cast_as=name))
 
@@ -202,7 +200,7 @@ class Comparison:
 
         This is `contradicts`, `bind` and `take` in one call.
         """
-        key = _elements_key(live)
+        key = functions_for(type(live)).elements_key(live)
         known = self._taken.get(key)
         if (known is not None and self._differs_from(known, item, name)) or not self.bind(live, item, name):
             return False
@@ -212,15 +210,15 @@ class Comparison:
 
     def take(self, live: Any, item: Node, name: str) -> None:
         """Record that a tensor or an array of the target gets the values of a node."""
-        self._taken.setdefault(_elements_key(live), (name, item, live))
+        self._taken.setdefault(functions_for(type(live)).elements_key(live), (name, item, live))
 
     def is_taken(self, live: Any) -> bool:
         """Whether a tensor of the target gets values, possibly under another name."""
-        return _elements_key(live) in self._taken
+        return functions_for(type(live)).elements_key(live) in self._taken
 
     def contradicts(self, live: Any, item: Node, name: str) -> bool:
         """Whether a tensor gets other values under another of its names. If so, report the mismatch."""
-        known = self._taken.get(_elements_key(live))
+        known = self._taken.get(functions_for(type(live)).elements_key(live))
         return known is not None and self._differs_from(known, item, name)
 
     def _differs_from(self, known: tuple[str, Node, object], item: Node, name: str) -> bool:
@@ -282,14 +280,3 @@ class Comparison:
     def is_tensor_leaf(self, node: Node) -> bool:
         """Whether a node is a tensor or an array."""
         return isinstance(node, list) and node[0] == "leaf" and self.leaves[node[1]].kind in ("torch", "numpy")
-
-
-def _elements_key(live: Any) -> object:
-    """Return a value that is equal for tensors, or for arrays, with the same elements of the same memory."""
-    if is_array(live):
-        from ckstore.tensors import numpy_leaves
-
-        return numpy_leaves.elements_key(live)
-    from ckstore.tensors.targets import torch_targets
-
-    return torch_targets.elements_key(live)
