@@ -12,10 +12,9 @@ from ckstore.model.reports.retention_report import RetentionReport, Skipped
 from ckstore.model.sizes import size_text
 from ckstore.model.words import counted, first_of, printable, some_of
 
-_WAITING = {
-    False: "can be restored (ckstore undo)",
-    True: "cannot be restored (ckstore undo gives the reason), and is kept",
-}
+_CAN = "can be restored (ckstore undo)"
+_COULD = "could be restored (ckstore undo)"  # after a dry run: it is not dropped yet
+_CANNOT = "cannot be restored (ckstore undo gives the reason), and is kept"
 _AT_ONCE = "ckstore gc --now frees that at once"
 _NEEDED = "other checkpoints have the same blobs, or were compacted and are decoded with them"
 _EVICTED = "their data is only on a remote"
@@ -60,7 +59,7 @@ class Waiting:
         run, step, id: Run, step and id of the checkpoint. The id is empty if its manifest cannot be read.
         dropped, until: When the checkpoint was dropped, and when its waiting time ends.
         nbytes: Bytes on the disk that its deletion would free, after the waiting checkpoints before it are deleted.
-        entry: Name of its entry in ``trash/``.
+        entry: Name of its entry in ``trash/``. Empty in a dry run that would drop it.
         problem: Why it cannot be restored, such as a missing blob. Empty if it can be restored.
     """
 
@@ -241,7 +240,7 @@ class GcReport:
         elif self.trash_left:
             left = _waiting if self.waits_for_grace else _left
             sentences.append(left(len(self.trash_left)))
-        elif self.dry_run and self.dropped:
+        elif self.dry_run and self.dropped and not self.waiting:
             sentences.append(f"would free nothing: {self._why_nothing}")
         elif any("@" in name for name in self.plan.trash):  # RUN@STEP is the name of a checkpoint
             does = "would free" if self.dry_run else "free"
@@ -331,8 +330,8 @@ def lines(report: GcReport, table: Callable[[Sequence[HeldBlob]], Iterable[str]]
 
 
 def _waiting_lines(waiting: Sequence[Waiting]) -> Iterator[str]:
-    for is_broken, words in _WAITING.items():
-        if own := [one for one in waiting if bool(one.problem) is is_broken]:
+    for words in (_COULD, _CAN, _CANNOT):
+        if own := [one for one in waiting if words == (_CANNOT if one.problem else _CAN if one.entry else _COULD)]:
             until = printable(max(one.until for one in own)[:16].replace("T", " "))
             then = _AT_ONCE if any(one.nbytes for one in own) else f"deleting it frees nothing: {_FREES_NOTHING}"
             yield f"{amount_of(own, 'dropped checkpoint')} {words} until {until} UTC; {then}"

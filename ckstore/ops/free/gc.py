@@ -26,6 +26,7 @@ from ckstore.fs import dirfd_stat, files
 from ckstore.fs.dirfd_stat import NotInStore
 from ckstore.fs.lock_holders import lock_holders, named_holders
 from ckstore.model.digest import short_id
+from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import SHORT_DIGITS, CheckpointKey, parse_directory
 from ckstore.model.reports.gc_report import GcPlan, GcReport
 from ckstore.model.reports.retention_report import RetentionReport
@@ -45,7 +46,7 @@ from ckstore.ops.context import Context
 from ckstore.ops.free import reclaim, retain
 from ckstore.ops.free.gc_plan import differences, linked_outside, plan_gc
 from ckstore.ops.free.superseded_checkpoints import drop_superseded, due, is_undone, names_of
-from ckstore.ops.free.undo import waiting
+from ckstore.ops.free.undo import waiting, would_wait
 from ckstore.ops.index.catalog_update import catch_up, mend
 from ckstore.ops.index.reconcile import TIMEOUT_S, reconcile_all
 from ckstore.ops.index.scan_blobs import list_blobs
@@ -83,9 +84,7 @@ def prune(
             would = retain.carry_out(context, plan, dry_run=True)
         else:
             would = RetentionReport(plan, dropped=tuple(entry.info for entry in plan.dropped), dry_run=True)
-        layout = context.layout
-        keys = [key for info in would.dropped for key in (info.key, *other_generations(layout, info.key, info.id))]
-        return replace(gc_dry(context, keys), retention=would)
+        return replace(_gc_dry_after(context, would.dropped, now=now), retention=would)
     # Check the store and the setting before the first drop, so that they cause no error after a drop.
     context.check_writable()
     _grace_for(context, exclusive=exclusive)
@@ -105,6 +104,19 @@ def prune(
     return replace(report, retention=done)
 
 
+def _gc_dry_after(context: Context, infos: Sequence[CheckpointInfo], *, now: bool) -> GcReport:
+    """Return what `collect` would free after a prune by hand dropped these checkpoints."""
+    layout = context.layout
+    others = [key for info in infos for key in other_generations(layout, info.key, info.id)]
+    undo_s = setting_of(layout, UNDO_BY_HAND_S) if context.has_undo and not now else 0
+    if not undo_s:
+        return gc_dry(context, [*(info.key for info in infos), *others])
+    # The checkpoints themselves first wait in trash. Their other generations cannot be restored, and do not wait.
+    report = gc_dry(context, others, keeping=[info.key for info in infos])
+    would = would_wait(context, report.waiting, infos, undo_s)
+    return replace(report, waiting=(*would, *report.waiting), next_to_free=None if would else report.next_to_free)
+
+
 def gc(context: Context, *, dry_run: bool, exclusive: bool, purge: bool) -> GcReport:
     """Run `collect` and clear the download cache; see `ckstore.Store.gc`."""
     if dry_run:
@@ -115,18 +127,33 @@ def gc(context: Context, *, dry_run: bool, exclusive: bool, purge: bool) -> GcRe
     return replace(report, cached_bytes=cached_bytes)
 
 
-def planned(context: Context, dropping: Collection[CheckpointKey] = (), *, purge: bool = False) -> GcPlan:
-    """Return the plan of `collect`, including the superseded checkpoints that it drops."""
-    superseded = due(context, purge=purge, without=dropping)
+def planned(
+    context: Context,
+    dropping: Collection[CheckpointKey] = (),
+    *,
+    keeping: Collection[CheckpointKey] = (),
+    purge: bool = False,
+) -> GcPlan:
+    """Return the plan of `collect`, including the superseded checkpoints that it drops.
+
+    It treats the checkpoints `dropping` as dropped, and those in `keeping` as dropped checkpoints that wait in trash.
+    """
+    superseded = due(context, purge=purge, without=[*dropping, *keeping])
     # Superseded checkpoints first wait in trash until their undo window is over. Former generations do not.
     waits = not purge and is_undone(context)
     keys = [one.info.key for one in superseded if one.is_former_form or not waits]
     return replace(plan_gc(context, [*dropping, *keys], purge=purge), superseded=names_of(superseded))
 
 
-def gc_dry(context: Context, dropping: Collection[CheckpointKey] = (), *, purge: bool = False) -> GcReport:
-    """Return what `collect` would free now, or after the checkpoints `dropping` were dropped."""
-    report = GcReport.of_plan(planned(context, dropping, purge=purge))
+def gc_dry(
+    context: Context,
+    dropping: Collection[CheckpointKey] = (),
+    *,
+    keeping: Collection[CheckpointKey] = (),
+    purge: bool = False,
+) -> GcReport:
+    """Return what `collect` would free now, or after checkpoints were dropped, as in `planned`."""
+    report = GcReport.of_plan(planned(context, dropping, keeping=keeping, purge=purge))
     trashed = context.layout.trash
     return replace(
         report,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import SupportsIndex
@@ -77,6 +77,24 @@ def waiting(context: Context, step: int | None = None) -> tuple[Waiting, ...]:
             found.append(Waiting(*place.run_step, looked.manifest_id, dropped, until, nbytes, name, looked.problem))
     latest = {(one.ref, one.id, one.problem): one for one in sorted(found, key=lambda one: one.dropped)}
     return tuple(sorted(latest.values(), key=lambda one: one.dropped, reverse=True))
+
+
+def would_wait(
+    context: Context, before: Iterable[Waiting], infos: Sequence[CheckpointInfo], undo_s: float
+) -> tuple[Waiting, ...]:
+    """Return the entries that `waiting` would add to its result `before` if these checkpoints were dropped now.
+
+    They have no name in ``trash/`` yet.
+    """
+    layout, now = context.layout, datetime.now(UTC)
+    earlier = [layout.trash / one.entry for one in sorted(before, key=lambda one: one.until)]
+    freed = freed_in_turn(context, [*earlier, *(layout.checkpoint(info.key) for info in infos)])
+    at, until = text_of_time(now), text_of_time(now + timedelta(seconds=undo_s))
+    found = [
+        Waiting(info.run, info.step, info.id, at, until, sum(size for _, size in blobs), "")
+        for info, blobs in zip(infos, freed[len(earlier) :], strict=True)
+    ]
+    return tuple(reversed(found))
 
 
 def _left_s(path: StorePath, window_s: float) -> float:

@@ -233,6 +233,22 @@ def test_what_a_rule_drops_beside_a_budget_keeps_its_own_time(kept: Store) -> No
     assert [info.name for info in kept.checkpoints()] == ["other@2", "main@9"]
 
 
+@pytest.mark.parametrize("now", [False, True])
+def test_a_dry_run_of_prune_says_what_would_wait_and_frees_it_only_with_now(kept: Store, now: bool) -> None:
+    for step in range(4):
+        save(kept, step)
+    kept.delete(0)
+    policy = RetentionPolicy(keep_last=1)
+
+    would, report = kept.prune(policy, dry_run=True, now=now), kept.prune(policy, now=now)
+
+    assert (would.freed_bytes, would.freed_count) == (report.freed_bytes, report.freed_count)
+    assert report.freed_count == (2 if now else 0)
+    assert [(one.ref, one.nbytes) for one in would.waiting] == [(one.ref, one.nbytes) for one in report.waiting]
+    assert ("2 dropped checkpoints with 585.9 KiB could be restored" in str(would)) is (not now)
+    assert "1 dropped checkpoint with 293.0 KiB can be restored" in str(would)
+
+
 def test_the_name_of_a_run_alone_is_refused_with_how_all_of_it_comes_back(kept: Store) -> None:
     save(kept, 1)
     kept.delete("main@1")
