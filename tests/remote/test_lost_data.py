@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from ckstore import BytesElsewhere, CkstoreWarning, RetentionPolicy, Store
+from ckstore import BytesElsewhere, CkstoreWarning, NoSuchRemote, RetentionPolicy, Store
 from ckstore.ops.refs.find import open_directory
+from ckstore.remote import keys
 from ckstore.remote.service.remote_entries import open_objects
 from ckstore.store import context_of
 from tests.remote.test_keep import mirrored
@@ -92,6 +93,34 @@ def test_the_mirror_process_marks_what_the_mirror_lost(store: Store, monkeypatch
     mirrored(store)
 
     assert [info.damaged for info in store.checkpoints()] == [True, False]
+
+
+def test_the_status_does_not_count_on_a_mirror_that_lost_its_description(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.config.mirror = "cold"
+    for step in (1, 2):
+        store.save(state(step), step=step)
+    mirrored(store)
+    store.evict(1, "cold")
+    (tmp_path / "cold" / keys.INFO).unlink()
+    later(monkeypatch)
+
+    mirrored(store)
+
+    status = store.mirror_status()
+    assert status is not None
+    assert (status.missing, [info.step for info in status.behind], status.ok) == (("main@1",), [2], False)
+    with pytest.raises(NoSuchRemote):
+        Store.clone(tmp_path / "cold", tmp_path / "clone")
+    assert not store.info(1).damaged
+    store.remotes.add("cold", tmp_path / "cold")
+    mirrored(store)
+    status = store.mirror_status()
+    assert status is not None
+    assert status.behind == ()
+    with Store.clone(tmp_path / "cold", tmp_path / "clone") as clone:
+        assert same(clone.load(2), state(2))
 
 
 def test_an_unmounted_remote_leaves_evicted_checkpoints_unmarked(store: Store, tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ from ckstore.remote.pruning.keep_remote import KeepRemote
 from ckstore.remote.pruning.prune import GRACE_S, prune
 from ckstore.remote.push_plan import place_of
 from ckstore.remote.remote_only.evict import keep_local
-from ckstore.remote.remote_only.listing import absent_at, mark_lost
+from ckstore.remote.remote_only.listing import Absent, absent_at, mark_lost
 from ckstore.remote.remote_only.lost_claims import claim_again
 from ckstore.remote.remote_opener import named_remote
 
@@ -271,13 +271,14 @@ class Mirror:
             return
         there = named_remote(context, name, writing=False)
         # Claims are restored first, because other stores keep claimed checkpoints. If the remote no longer exists,
-        # everything counts as missing, but not as lost: its filesystem may not be mounted.
+        # everything counts as missing, but not as lost: its filesystem may not be mounted. This also holds if it lost
+        # only its description, since no store can then read or write its other objects.
         exists = True
         try:
             claim_again(context, there)
-        except NoSuchRemote:
-            exists = False
-        absent = absent_at(context, there, had)
+            absent = absent_at(context, there, had)
+        except NoSuchRemote as error:
+            exists, absent = False, Absent({info.id: error.message for info in had})
         if exists:
             only_there = [
                 info
