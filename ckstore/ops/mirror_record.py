@@ -8,7 +8,7 @@ checkpoint counts as mirrored, so that retention keeps more.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -60,6 +60,8 @@ class MirrorRecord:
     looked: str = ""  # when the mirror was last listed completely; empty if never
     missing: dict[str, str] = field(default_factory=dict)  # id of a checkpoint -> a text about its data that is lost
     pruned: frozenset[str] = field(default_factory=frozenset)  # checkpoints that `keep_remote` of this store removed
+    # Checkpoints that the mirror had, and that another store or a user removed there. They are not pushed again.
+    removed: frozenset[str] = frozenset()
     # Key -> digests of earlier pushed versions, the latest last. If the mirror has one of these,
     # the mirror was restored from a backup.
     former: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -81,6 +83,7 @@ class MirrorRecord:
             "looked": self.looked,
             "missing": self.missing,
             "pruned": sorted(self.pruned),
+            "removed": sorted(self.removed),
             "former": {key: list(digests) for key, digests in self.former.items()},
             "sequences": self.sequences,
         }
@@ -92,10 +95,8 @@ def _parse(data: bytes, where: str) -> MirrorRecord:
     remote, problem, uuid = members.get("remote"), members.get("problem"), members.get("uuid", "")
     if not isinstance(remote, str) or not isinstance(uuid, str) or not isinstance(problem, str):
         refuse(where, "remote, uuid and problem", "texts", [remote, uuid, problem])
-    ids, pruned = (
-        _ids("checkpoints", members.get("checkpoints"), where),
-        _ids("pruned", members.get("pruned", []), where),
-    )
+    ids = _ids("checkpoints", members.get("checkpoints"), where)
+    pruned, removed = (_ids(name, members.get(name, []), where) for name in ("pruned", "removed"))
     documents = members.get("documents", {})
     if not isinstance(documents, dict) or not all(isinstance(digest, str) for digest in documents.values()):
         refuse(where, "documents", "keys with digests", documents)
@@ -122,6 +123,7 @@ def _parse(data: bytes, where: str) -> MirrorRecord:
         looked or "",
         missing,
         pruned,
+        removed,
         former,
         sequences,
     )
@@ -175,6 +177,7 @@ def add_mirrored(
     here: Sequence[CheckpointInfo],
     documents: Mapping[str, str],
     gone: Container[str] = (),
+    removed: Collection[str] = (),
     sequences: Mapping[str, int] = MappingProxyType({}),
 ) -> None:
     """Record what was pushed to the mirror.
@@ -183,10 +186,11 @@ def add_mirrored(
         layout: The store.
         remote: The mirror.
         uuid: The uuid of the remote to which the objects were pushed.
-        ids: The ids of checkpoints that exist on the mirror.
+        ids: The ids of checkpoints that exist on the mirror, or that were removed there.
         here: The checkpoints of the store. All others are removed from the record.
         documents: Small objects that were pushed, as in `MirrorRecord.documents`.
         gone: The keys of small objects that the store no longer has.
+        removed: The ids of checkpoints that another store or a user removed from the mirror.
         sequences: As in `MirrorRecord.sequences`, for some runs.
     """
 
@@ -209,6 +213,7 @@ def add_mirrored(
             documents=said,
             missing=missing,
             pruned=pruned,
+            removed=((known.removed - {*ids}) | {*removed}) & listed,
             former={key: digests for key, digests in former.items() if digests},
             sequences=known.sequences | dict(sequences),
         )
@@ -251,19 +256,37 @@ def note_taken(layout: Layout, remote: str, documents: Mapping[str, str]) -> Non
 
 
 def note_looked(
-    layout: Layout, remote: str, missing: Mapping[str, str], documents: Container[str], removed: Iterable[str]
+    layout: Layout,
+    remote: str,
+    missing: Mapping[str, str],
+    documents: Container[str],
+    *,
+    pruned: Iterable[str],
+    removed: Iterable[str],
 ) -> None:
     """Record checkpoints and small objects that a mirror has lost, so that they are pushed again if they are local.
 
-    `removed` are checkpoints that `keep_remote` had removed before the store was restored from a backup.
+    Args:
+        layout: The store.
+        remote: The mirror.
+        missing: As in `MirrorRecord.missing`.
+        documents: The keys of small objects that the mirror has lost.
+        pruned: Checkpoints that `keep_remote` had removed before the store was restored from a backup.
+        removed: Checkpoints that were removed from the mirror, and about which this store does not decide.
     """
-    gone = frozenset(removed)
+    gone, others = frozenset(pruned), frozenset(removed)
 
     def noted(known: MirrorRecord) -> MirrorRecord:
         still = {key: digest for key, digest in known.documents.items() if key not in documents}
-        ids, pruned = known.ids - missing.keys() - gone, known.pruned | gone
-        looked = text_of_time(now())
-        return replace(known, looked=looked, missing=dict(missing), ids=ids, documents=still, pruned=pruned)
+        return replace(
+            known,
+            looked=text_of_time(now()),
+            missing=dict(missing),
+            ids=known.ids - missing.keys() - gone,
+            documents=still,
+            pruned=known.pruned | gone,
+            removed=others,
+        )
 
     _change(layout, remote, uuid_now(layout, remote), noted)
 
@@ -272,7 +295,7 @@ def forget_copies(layout: Layout, remote: str) -> None:
     """Forget what a mirror has, because it does not exist any more or is not mounted."""
 
     def forgotten(known: MirrorRecord) -> MirrorRecord:
-        return replace(known, ids=frozenset(), documents={}, looked="")
+        return replace(known, ids=frozenset(), removed=frozenset(), documents={}, looked="")
 
     _change(layout, remote, uuid_now(layout, remote), forgotten)
 
@@ -385,9 +408,10 @@ def status_of(context: Context, infos: Iterable[CheckpointInfo]) -> MirrorStatus
         and info.id not in known.ids | known.missing.keys()
         and known.uuid not in {holder.uuid for holder in holders_at(layout.checkpoint(info.key))}
     ]
+    removed = tuple(info.name for info in listed if info.id in known.removed)
     times = known.since, known.looked
     return MirrorStatus(
-        remote, tuple(lacking), oldest_s, age_s, known.problem, *times, lost, known.refused, tuple(others)
+        remote, tuple(lacking), oldest_s, age_s, known.problem, *times, lost, known.refused, tuple(others), removed
     )
 
 

@@ -72,6 +72,7 @@ def mirror_metrics(context: Context, listed: Sequence[CheckpointInfo]) -> list[M
         ("mirror_oldest_seconds", "Age of the oldest checkpoint that the mirror lacks", status.oldest_s),
         ("mirror_age_seconds", "How long a checkpoint may exist only locally (setting)", status.age_s),
         ("mirror_missing", "Evicted checkpoints whose data is missing on the mirror", len(status.missing)),
+        ("mirror_removed", "Checkpoints that another store or a user removed from the mirror", len(status.removed)),
         ("mirror_on_other_remotes", "Evicted checkpoints that only other remotes have", len(status.on_other_remotes)),
         (
             "mirror_listed_timestamp_seconds",

@@ -494,9 +494,8 @@ REMOTES = [
         "metadata of a checkpoint is pushed even if another process pushed the checkpoint",
         "settled-as-said",
         "Mirror.step",
-        "            self._note(name, uuid, done)\n",
-        "            said = {one.key: one.digest for one in self._metadata_of(done)}\n"
-        "            self._note(name, uuid, done, said)\n",
+        "self._note(name, uuid, done, removed=[info.id for info in removed])",
+        "self._note(name, uuid, done, {one.key: one.digest for one in self._metadata_of(done)})",
         f"{_MIRROR}::test_tags_pins_and_notes_follow_a_push_that_was_killed_after_its_manifest[url]",
         "assert",
     ),
@@ -1162,8 +1161,8 @@ REMOTES = [
         "a checkpoint that its owner had removed from the mirror is decided about again",
         "removed-counts-as-mirrored",
         "Mirror._needing_no_push",
-        "return pushed + self._note_removed(there, removed)",
-        "return pushed + removed",
+        "return pushed, self._note_removed(there, removed)",
+        "return pushed + removed, []",
         "tests/remote/test_keep.py::test_without_a_record_the_owner_of_a_run_mirrors_again_what_it_had_removed"
         "[directory-None]",
         "assert",

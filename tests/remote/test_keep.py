@@ -260,7 +260,17 @@ def test_what_another_store_removed_of_its_run_is_not_mirrored_again_by_one_that
     status = other.mirror_status()
     assert status is not None
     assert (status.behind, status.problem, status.missing) == ((), "", ())
+    assert status.removed == ("main@1",)
+    assert "has every other checkpoint" in str(status)
+    assert "another store or a user removed 1 checkpoint from it, such as main@1" in str(status)
+    assert 'ckstore_mirror_removed{remote="cold"' in other.metrics()
     assert same(other.load(1), state(1))
+    other.push(1, "cold")
+    later(monkeypatch, 2)
+    mirrored(other)
+    status = other.mirror_status()
+    assert status is not None
+    assert (status.removed, there(store)) == ((), [1, 2])
 
 
 def test_keep_remote_removes_from_the_mirror_and_drops_listed_checkpoints_locally(store: Store) -> None:

@@ -126,6 +126,8 @@ class MirrorStatus:
             `CheckpointInfo.created`. Empty if the last push succeeded, or failed for another reason.
         on_other_remotes: Evicted checkpoints whose data only other remotes have, for example because the store had
             another mirror before. After a pull, the mirror process pushes them.
+        removed: Checkpoints that another store or a user removed from the mirror, according to the last lookups. They
+            are not pushed again, except by `ckstore.Store.push`.
     """
 
     remote: str
@@ -138,6 +140,7 @@ class MirrorStatus:
     missing: tuple[str, ...] = ()
     refused_since: str = ""
     on_other_remotes: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -161,8 +164,11 @@ class MirrorStatus:
         if self.on_other_remotes:
             count = counted(len(self.on_other_remotes), "checkpoint")
             why += f"; it lacks {count} that only other remotes have, such as {self.on_other_remotes[0]}"
+        if self.removed:
+            count = counted(len(self.removed), "checkpoint")
+            why += f"; another store or a user removed {count} from it, such as {self.removed[0]}"
         if not self.behind:
-            if self.on_other_remotes and not lost:
+            if (self.on_other_remotes or self.removed) and not lost:
                 return printable(f"{mirror_named(self.remote)} has every other checkpoint{seen}{why}")
             found = f"lacks bytes of {lost}{such_as}" if lost else f"has every checkpoint{seen}"
             return printable(f"{mirror_named(self.remote)} {found}{why}")

@@ -44,7 +44,7 @@ from ckstore.remote.remote_only.lost_claims import claim_again
 from ckstore.remote.remote_opener import named_remote
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable, Mapping
+    from collections.abc import Callable, Collection, Container, Iterable, Mapping
 
     from ckstore.model.manifest.info import CheckpointInfo
     from ckstore.model.reports.progress import Progress
@@ -144,10 +144,12 @@ class Mirror:
             if not todo:
                 return self._push_missing_metadata(name, uuid)
             there = named_remote(self._context, name)
-            if done := self._needing_no_push(there, todo):
+            done, removed = self._needing_no_push(there, todo)
+            done += removed
+            if done:
                 # Their metadata is pushed later. The process that pushed the checkpoints may have been killed before it
                 # pushed the metadata, or a prune may have completed the push.
-                self._note(name, uuid, done)
+                self._note(name, uuid, done, removed=[info.id for info in removed])
             rest = [info for info in todo if info not in done]
             # Checkpoints are pushed one at a time, so that a newer save is pushed before older ones. This store becomes
             # the owner of the run before the push, so that its later saves follow all checkpoints on the mirror in
@@ -175,16 +177,16 @@ class Mirror:
             self._failed |= pushed.failed
             local = {one.info.id: one.info for one in lacking if not one.info.elsewhere}
             missing = dict.fromkeys(pushed.missing & local.keys(), "it is missing")
-            removed = self._decided_again(name, pushed.removed, local)
-            again = missing.keys() | removed  # a push of these checkpoints includes their metadata
+            pruned = self._decided_again(name, pushed.removed, local)
+            again = missing.keys() | pruned  # a push of these checkpoints includes their metadata
             sent = (one for one in lacking if one.key not in pushed.failed and one.info.id not in again)
             done = {one.key: one.digest for one in sent}
             if missing:
                 note_missing(self._context.layout, name, missing)
-            if removed:
-                note_pruned(self._context.layout, name, removed)
+            if pruned:
+                note_pruned(self._context.layout, name, pruned)
             if done:
-                self._note(name, uuid, [], done, gone)
+                self._note(name, uuid, [], done, gone, removed=pushed.removed & local.keys() - pruned)
             if done or again:
                 return True
 
@@ -290,7 +292,8 @@ class Mirror:
         documents, _ = look(there.objects, known.documents, len(known.ids))
         lost = (known.documents.keys() - documents) | restored_at(context, there, documents)
         names = {info.id: info for info in had}
-        note_looked(context.layout, name, absent.missing, lost, self._decided_again(name, absent.removed, names))
+        pruned = self._decided_again(name, absent.removed, names)
+        note_looked(context.layout, name, absent.missing, lost, pruned=pruned, removed=absent.removed - pruned)
         for id, why in absent.missing.items():
             note(context, "missing", names[id].key.run_step, id=id, why=f"{name}: {why}")
 
@@ -320,10 +323,13 @@ class Mirror:
             note_pruned(self._context.layout, there.name, again)
         return [info for info in infos if info.id not in again]
 
-    def _needing_no_push(self, there: Remote, todo: list[CheckpointInfo]) -> list[CheckpointInfo]:
+    def _needing_no_push(
+        self, there: Remote, todo: list[CheckpointInfo]
+    ) -> tuple[list[CheckpointInfo], list[CheckpointInfo]]:
         """Return the checkpoints that need no push, according to the remote.
 
-        Such a checkpoint was pushed by another process or before a restart of this one, or was deleted on the remote.
+        Those in the first list were pushed by another process, or before a restart of this one. Those in the second
+        list were removed from the remote.
         """
         mirrored = read_mirrored(self._context.layout, there.name)
         again = mirrored.missing.keys() | mirrored.pruned
@@ -340,7 +346,7 @@ class Mirror:
         new = [info for info in new if info.id not in again]
         removed = [info for info in new if places[info.id].dropped in found]
         pushed = [info for info in new if info not in removed and places[info.id].manifest in found]
-        return pushed + self._note_removed(there, removed)
+        return pushed, self._note_removed(there, removed)
 
     def _own_run(self, there: Remote, info: CheckpointInfo) -> None:
         """Become or remain the owner of the run of a checkpoint on the mirror."""
@@ -378,6 +384,8 @@ class Mirror:
         done: list[CheckpointInfo],
         documents: Mapping[str, str] = MappingProxyType({}),
         gone: Container[str] = (),
+        *,
+        removed: Collection[str] = (),
     ) -> None:
         here, ids = current_or_named(self._context), [info.id for info in done]
         add_mirrored(
@@ -388,6 +396,7 @@ class Mirror:
             here=here,
             documents=documents,
             gone=gone,
+            removed=removed,
             sequences=self._ownership.sequences,
         )
 
