@@ -193,7 +193,7 @@ def push(world: World, store: Store) -> None:
     """Push everything."""
     connected(world, store)
     store.push(all=True, remote=REMOTE)
-    world.removed_there.clear()
+    world.removed[REMOTE].clear()
     world.at_remote |= {one.info.id for one in world.current()}
 
 
@@ -216,7 +216,7 @@ def mirror(world: World, store: Store) -> None:
     work = Mirror(context_of(store))
     while work.step():
         pass
-    world.at_remote |= {one.info.id for one in world.current()} - world.removed_there
+    world.at_remote |= {one.info.id for one in world.current()} - world.removed[REMOTE]
 
 
 def evict(world: World, store: Store) -> None:
@@ -247,6 +247,7 @@ def clone(world: World, store: Store) -> None:
 def remote_prune(world: World, store: Store) -> None:
     """Remove at the mirror what `keep_remote` does not keep; two days later, unreferenced blobs."""
     mirror(world, store)
+    world.settle("mirror")
     may = {id for id in world.beyond(KEPT) if not world.saved[id].is_local}
     gone_there = {one.info.id for one in world.saved.values()} - {
         one.info.id for run in {one.info.run for one in world.listed()} for one in world.current(run)[-KEPT:]

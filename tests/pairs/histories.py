@@ -1,4 +1,7 @@
-"""Random histories of acts on a store, its remote and a rival there: what the law of pairs asks of two acts, of many.
+"""Random histories of acts on a store, its remotes and a rival there: what the law of pairs asks of two acts, of many.
+
+Every other history has only acts of the law of pairs. The rest also have faults of the remotes, and acts where the
+store meets another party. What a fault hurt may be lost there, but every tool must say so.
 
 ``python -m tests.pairs.histories [SECONDS] [SEED]`` goes on for so long, and prints each history that breaks the law
 with its seed; ``python -m tests.pairs.histories 0 SEED`` tells that one again.
@@ -25,8 +28,10 @@ from ckstore.remote.pruning.keep_remote import KeepRemote
 from ckstore.remote.remote_opener import named_remote
 from ckstore.saver import helper_start
 from ckstore.store import context_of
+from tests.pairs import two_parties
 from tests.pairs.acts import ACTS, as_the_quota_says, connected
 from tests.pairs.table import read
+from tests.pairs.two_parties import PARTIES
 from tests.pairs.world import REMOTE, World, state
 from tests.support.coverage import covered
 
@@ -59,7 +64,7 @@ def rival(world: World, store: Store) -> None:
             ):
                 other.remotes.prune(REMOTE)
     stay = {id for id in world.at_remote if id in world.saved and not world.saved[id].is_local}
-    world.removed_there |= {one.info.id for one in world.listed()} - stay
+    world.removed[REMOTE] |= {one.info.id for one in world.listed()} - stay
     world.at_remote = stay
 
 
@@ -67,6 +72,8 @@ def history(seed: int) -> list[str]:
     """Return the acts of a history; no two of them that the table has as an open fault."""
     draw = random.Random(seed)
     acts: list[str] = []
+    if seed % 2:
+        return two_parties.history(draw, _MOST)
     for _ in range(draw.randint(_LEAST, _MOST)):
         name = draw.choice([*sorted(ACTS), "evict", _RIVAL, _RIVAL])
         if not any(pair <= {*acts, name} for pair in _OPEN):
@@ -74,13 +81,15 @@ def history(seed: int) -> list[str]:
     return acts
 
 
-def live(folder: Path, acts: list[str]) -> int:
+def live(folder: Path, acts: list[str], seed: int = 0) -> int:
     """Do the acts by two handles in turn; return how many were refused.
 
     Raises:
-        AssertionError: Something that was acknowledged is lost, or the store is not whole.
+        AssertionError: Something that was acknowledged is lost, the store is not whole, or a tool does not say so.
     """
     world, refused = World.of(folder), 0
+    if not PARTIES.keys().isdisjoint(acts):
+        return two_parties.live(world, acts, seed)
     for number, name in enumerate(acts):
         try:
             with as_the_quota_says(world):
@@ -99,7 +108,7 @@ def main(seconds: float, seed: int, *, at_least: int = 1) -> int:
         acts = history(seed + count)
         folder = Path(tempfile.mkdtemp(prefix="ckstore-history-"))
         try:
-            refused += live(folder, acts)
+            refused += live(folder, acts, seed + count)
         except Exception:
             wrong += 1
             print(f"seed {seed + count}: {' '.join(acts)}\n{traceback.format_exc()}")

@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 
 from ckstore.ops.free import gc
+from ckstore.remote.mirror import mirror_step
+from ckstore.remote.remote_only import remote_presence
+from ckstore.remote.remote_only.listing import Absent
 from ckstore.saver import helper_start
 from tests.pairs.histories import history, live, main
 from tests.support.coverage import lane_seed
@@ -52,3 +55,31 @@ def test_without_a_rule_a_history_loses_something(
         except Exception:  # the load, or an assertion
             return
     pytest.fail("no history of 40 noticed")
+
+
+def _without_listings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mirror_step, "absent_at", lambda *_: Absent({}))
+
+
+def _without_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_presence.PresenceCheck, "lacks", lambda *_, **__: "")
+
+
+@pytest.mark.parametrize(
+    "rule, acts",
+    [
+        (_without_listings, ["mirror_for_days", "lose_object", "mirror_for_days"]),
+        (_without_proof, ["mirror_for_days", "lose_object", "evict_and_pull"]),
+    ],
+    ids=["listings", "proof before an eviction"],
+)
+def test_without_a_rule_a_tool_does_not_tell_the_truth(
+    rule: Callable[[pytest.MonkeyPatch], None], acts: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    rule(monkeypatch)
+    for seed in range(20):
+        try:
+            live(tmp_path / str(seed), acts, seed)
+        except Exception:  # the load, or an assertion
+            return
+    pytest.fail("no history of 20 noticed")

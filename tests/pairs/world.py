@@ -6,8 +6,10 @@ meet the act of another process.
 
 from __future__ import annotations
 
+import random
 import shutil
 import zlib
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -104,12 +106,22 @@ class World:
         over_budget: A budget is in force.
         may_be: Numbers of states whose save was killed: they may be in the store or not.
         at_remote: Ids that the remote was seen to have and no act removed there.
-        removed_there: Ids that another store removed there; a mirror does not bring them back, a push by hand does.
+        removed: Name of a remote -> ids that another store removed there; a mirror does not bring them back, a push by
+            hand does.
         remote: Address of the remote; in memory it lives as long as the process.
         remote_is_judged: What it has is compared at the end.
         at_end: What else must hold at the end, such as that a reader still reads.
         shared: Several hosts use the store.
         meets_quota: The next act meets a quota.
+        keep_remote: How many checkpoints of a run the rule of the mirror keeps; None: there is none.
+        hurt: Ids that were only on remotes when a fault was injected there, and may be lost.
+        unlisted: Names of remotes with a fault that the mirror process has not listed since.
+        unread: Names of remotes with damage that was not read back and mended since.
+        days: How many days later the mirror process is.
+        work: A mirror process that lives on.
+        before: What was known when the backup was made that is put back later.
+        draw: What decides where an act has a choice.
+        notes: What the faults did.
     """
 
     folder: Path
@@ -122,13 +134,22 @@ class World:
     over_budget: bool = False
     may_be: set[int] = field(default_factory=set)
     at_remote: set[str] = field(default_factory=set)
-    removed_there: set[str] = field(default_factory=set)
+    removed: defaultdict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     remote: str = ""
     remote_is_judged: bool = False
     at_end: list[Callable[[], None]] = field(default_factory=list)
     readers: list[OpenCheckpoint] = field(default_factory=list)
     shared: bool = False
     meets_quota: bool = False
+    keep_remote: int | None = None
+    hurt: set[str] = field(default_factory=set)
+    unlisted: set[str] = field(default_factory=set)
+    unread: set[str] = field(default_factory=set)
+    days: float = 0.0
+    work: Any = None
+    before: dict[str, Any] | None = None
+    draw: random.Random = field(default_factory=lambda: random.Random(0))
+    notes: list[str] = field(default_factory=list)
     _numbers: int = 0
     _copies: list[Copy] = field(default_factory=list)
 
@@ -273,7 +294,7 @@ class World:
         there = {info.id for info in store.checkpoints(superseded=True)}
         assert there == {one.info.id for one in wanted}, "the list is another one"
         for one in wanted:
-            self._check_load(store, one)
+            self.check_load(store, one)
         places = [one.place for one in wanted]
         for one in self.current():
             if places.count(one.place) > 1:
@@ -285,7 +306,8 @@ class World:
             assert latest is not None
             assert latest.id == self.current(run)[-1].info.id, f"{latest.name} is the latest"
 
-    def _check_load(self, store: Store, one: Saved) -> None:
+    def check_load(self, store: Store, one: Saved) -> None:
+        """Look that a checkpoint of a store is what was saved."""
         if one.is_files:
             with fresh(self.folder / "out") as out:
                 store.checkout(one.info, out)
@@ -300,7 +322,7 @@ class World:
         for id, waiting in offered.items():
             if id in self.saved:
                 assert store.undo(self.saved[id].info).id == id, waiting.ref
-                self._check_load(store, self.saved[id])
+                self.check_load(store, self.saved[id])
                 self.saved[id].gone = ""
 
     def _check_whole(self) -> None:
@@ -319,7 +341,7 @@ class World:
             store.reindex(relink=True)
             for one in copy.holds.values():
                 if one.is_local:
-                    self._check_load(store, one)
+                    self.check_load(store, one)
 
 
 def copy_of(source: Path, target: Path) -> None:
