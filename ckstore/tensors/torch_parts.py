@@ -111,6 +111,7 @@ _BY_CLASS = {
     "NestedTensor": "store list(value.unbind())",
     "MaskedTensor": "store value.get_data() and value.get_mask()",
 }
+_SAME_SIZE = {2: "int16", 4: "int32", 8: "int64"}
 _BY_LAYOUT = {torch.sparse_csc: "store value.to_dense(), or value.ccol_indices(), .row_indices() and .values()"}
 
 
@@ -144,5 +145,5 @@ def _reason(tensor: torch.Tensor) -> tuple[str, str]:
         return "a tensor on the meta device has no values and", "give the module memory first: to_empty()"
     if getattr(tensor, "has_names", bool)():
         return "a named tensor", "store value.rename(None)"
-    hint = "store value.view(torch.uint8)" if tensor.element_size() == 1 else "convert it with .to()"
-    return f"dtype {tensor.dtype}", hint
+    # `view` works for every dtype of this size, but `to` does not work for dtypes such as bits16.
+    return f"dtype {tensor.dtype}", f"store value.view(torch.{_SAME_SIZE.get(tensor.element_size(), 'uint8')})"

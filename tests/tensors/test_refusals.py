@@ -184,7 +184,7 @@ TENSORS: list[tuple[str, Callable[[], Any], str, str]] = [
     ("uint4", lambda: of_dtype("uint4"), "dtype torch.uint4 cannot", "view(torch.uint8)"),
     ("int3", lambda: of_dtype("int3"), "dtype torch.int3 cannot", "view(torch.uint8)"),
     ("bits8", lambda: torch.empty(2, dtype=torch.bits8), "dtype torch.bits8 cannot", "view(torch.uint8)"),
-    ("bits16", lambda: torch.empty(2, dtype=torch.bits16), "dtype torch.bits16 cannot", ".to()"),
+    ("bits16", lambda: torch.empty(2, dtype=torch.bits16), "dtype torch.bits16 cannot", "view(torch.int16)"),
     ("nested", old_nested, "nested tensor cannot be stored", "unbind()"),
     ("jagged", nested, "NestedTensor, a subclass of torch.Tensor", "unbind()"),
     ("fake", fake, "FakeTensor, a subclass of torch.Tensor", "FakeTensorMode"),

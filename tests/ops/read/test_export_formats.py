@@ -71,6 +71,17 @@ def test_a_torch_file_gives_back_what_that_of_torch_does(store: Store, tmp_path:
     assert_same(torch.load(torchs, weights_only=not trusted), torch.load(out, weights_only=not trusted))
 
 
+@pytest.mark.parametrize("kind", ["torch", "dcp"])
+def test_a_memory_format_that_torch_cannot_pickle_is_named(store: Store, tmp_path: Path, kind: Any) -> None:
+    store.save({"a": {"b": [1, torch.channels_last]}, "w": torch.ones(2)}, step=1)
+
+    with pytest.raises(BadInput, match=r"^a\.b\[1\]: torch\.channels_last cannot be pickled") as caught:
+        store.export(1, tmp_path / "out", format=kind)
+    assert "select=" in caught.value.hint
+    assert not (tmp_path / "out").exists()
+    store.export(1, tmp_path / "out", format=kind, select="w")
+
+
 def test_a_torch_file_keeps_ties_and_strides_and_loads_as_weights(store: Store, tmp_path: Path) -> None:
     state = tied_state()
     store.save(state, step=1)

@@ -25,7 +25,7 @@ from ckstore.ops.read.export import MAX_SHARD_BYTES, check_shard
 from ckstore.ops.read.export_files import MARGIN_BYTES, Meter, Work, building, write_bytes
 from ckstore.ops.read.export_plan import leaf_bytes, refuse_files, strides_of
 from ckstore.ops.read.export_sums import ExportSums, FileRegion, Sums
-from ckstore.ops.read.formats.export_torch import Archive, LeafRows, pickled_node, refuse_large
+from ckstore.ops.read.formats.export_torch import Archive, LeafRows, pickled_node, refuse_large, refuse_unpicklable
 from ckstore.ops.read.load import Select, as_filter, check_selection
 from ckstore.ops.read.storage_read import read_memories
 from ckstore.tensors.files.dcp_metadata import WrittenChunk
@@ -83,6 +83,7 @@ def export_dcp(
     refuse_files(manifest)
     check_selection(directory, select)
     keep = as_filter(select)
+    refuse_unpicklable(manifest, keep)
     plan = _plan(directory, select)
     cut = cut_shards([item.nbytes for item in plan.items], most_bytes)
     all_bytes = sum(item.nbytes for item in plan.items)

@@ -135,6 +135,7 @@ def export_torch(
     keep = as_filter(select)
     chosen = [leaf for leaf in manifest.leaves if keep is None or keep(leaf.name)]
     _refuse_two_types(chosen)
+    refuse_unpicklable(manifest, keep)
     pickled = pickled_node(directory, manifest.state, chosen, keep)
     archive = Archive(directory, pickled.data, pickled.storages)
     nbytes = archive.layout.nbytes
@@ -189,6 +190,22 @@ def _pickled(
         return memories[storage] if storage in memories else stand_in.memory(storage)
 
     return pickle_state(build(state, manifest.leaves, memory, keep=keep), stand_in.number)
+
+
+def refuse_unpicklable(manifest: Manifest, keep: Callable[[str], bool] | None) -> None:
+    """Raise if a value that `keep` selects cannot be pickled.
+
+    Raises:
+        BadInput: There is such a value. The message has its name.
+    """
+    for name, node in parts_in(manifest.state, tag="torch.memory_format"):
+        if keep is None or keep(name):
+            place = plain(name) or "the state itself"
+            raise BadInput(
+                f"{place}: torch.{node[1]} cannot be pickled, so torch files cannot hold it",
+                hint="leave it out with select=, or export with another format",
+                command_hint="leave it out with --select, or export with another --format",
+            )
 
 
 def refuse_large(manifest: Manifest, leaves: Sequence[LeafRecord]) -> None:
