@@ -113,7 +113,8 @@ def restore(
     Args:
         store: The store.
         ref: The checkpoint to restore. As in `Store.load`, ``latest-valid`` skips damaged checkpoints.
-        model: The object that was passed to `capture`, wrapped or not. The same applies to all other parts.
+        model: The object that was passed to `capture`. A module, or a module in a dict, need not have the same wrapper
+            as in `capture`. A module in a list must have the same wrapper. This applies to all parts.
         optimizer: See `model`.
         scheduler: See `model`.
         scaler: See `model`.
