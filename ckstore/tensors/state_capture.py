@@ -17,6 +17,7 @@ from ckstore.model.document import MAX_DEPTH
 from ckstore.model.manifest.captured import ByteSource, BytesSource, Captured
 from ckstore.model.manifest.manifest import LeafKind, LeafRecord, Node
 from ckstore.model.manifest.nodes import (
+    SPARSE_KINDS,
     NotStored,
     encode_bytes,
     encode_complex,
@@ -226,6 +227,8 @@ class Walk:
             return ["odict", pairs, self._attributes(value, path, depth)]
         if kind is defaultdict:
             return ["defaultdict", pairs, _factory_of(value, path)]
+        if kind is Counter:
+            self._report_attributes(value, path)
         return ["dict" if kind is dict else "counter", pairs]
 
     def refused_key(self, key: object, path: str, reason: str) -> CannotStore:
@@ -240,7 +243,7 @@ class Walk:
         node = self.node(dict(attributes), path, depth + 1)
         # A leaf in an attribute would have no name by which it could be found, selected or compared.
         if self.leaf_count > before:
-            names = ", ".join(attributes)
+            names = ", ".join(map(str, attributes))
             reason = f"the attributes ({names}) of an OrderedDict hold tensors, arrays or long values"
             raise CannotStore(path, reason, hint="store them under keys of the dict")
         return node
@@ -258,6 +261,7 @@ class Walk:
         if (found := torch_value(value) or named_value(value) or self._object(value, path, depth)) is not None:
             return found
         if is_named_tuple(value):
+            self._report_attributes(value, path)
             return self._container(value, path, depth)
         if type(value) in (bytearray, io.BytesIO):
             return self.held_bytes(value, path)
@@ -287,6 +291,7 @@ class Walk:
         except ValueError as error:
             reason = "a closed io.BytesIO, which no longer has its bytes, cannot be stored"
             raise CannotStore(path, reason, hint="save before it is closed, or leave it out") from error
+        self._report_attributes(value, path)
         return encode_held_bytes(kind, data) if len(data) <= BYTES_INLINE_MAX else self._text(kind, path, data)
 
     def _tensor(self, value: Any, path: str, depth: int) -> Node:
@@ -295,16 +300,16 @@ class Walk:
 
             apart = torch_parts.take_apart(value)
             if apart is not None:
+                # An allowed subclass decides which of its attributes are parts of it.
+                if apart.kind in SPARSE_KINDS:
+                    self._report_attributes(value, path)
                 return self._parts(apart, path, depth)
         if self._admission is None:
             from ckstore.tensors import torch_leaves
 
             self._admission = torch_leaves.Admission()
         admitted = self._admission.admit(value, path)
-        # Attributes that begin with an underscore are private to a library, such as those that torch sets for its
-        # compiler. They are not reported.
-        if vars(value) and (names := [name for name in vars(value) if not name.startswith("_")]):
-            self.left_out.append(f"attributes of {plain(path)} are not stored ({', '.join(names)})")
+        self._report_attributes(value, path)
         self._tensor_kinds.add(type(value))
         # Tensors with the same memory get the same storage, so that tied weights and views are still tied after a load.
         storage = self.memories.get(admitted.memory) if admitted.memory is not None else None
@@ -316,11 +321,22 @@ class Walk:
         self._tensors[storage].append((index, admitted))
         return ["leaf", index]
 
+    def _report_attributes(self, value: object, path: str) -> None:
+        """Report the attributes that were set on a value whose node has no place for attributes."""
+        attributes = getattr(value, "__dict__", None)
+        # Attributes that begin with an underscore are private to a library, such as those that torch sets for its
+        # compiler. They are not reported.
+        if attributes and (names := [str(name) for name in attributes if not str(name).startswith("_")]):
+            owner = plain(path) or "the state itself"
+            self.left_out.append(f"attributes of {owner} are not stored ({', '.join(names)})")
+
     def _object(self, value: object, path: str, depth: int) -> Node | None:
         found = taken_apart(value, path)
         if found is None:
             return None
         name, fields = found
+        if is_named_tuple(value):
+            self._report_attributes(value, path)
         with self._inside(value, path, "store a flatter state"):
             return ["object", self._named(fields, path, depth), name]
 

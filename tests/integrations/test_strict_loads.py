@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_saver import save as torch_save
 
-from ckstore import CkstoreError, CkstoreWarning, DoesNotFit, RankMismatch, Store
+from ckstore import CkstoreError, CkstoreWarning, DoesNotFit, RankMismatch, Store, add_safe_globals
 from ckstore.integrations import dcp
 from ckstore.training import capture
 from tests.support.gloo import Group
@@ -432,6 +434,46 @@ def test_an_attribute_of_a_tensor_is_named_once(store: Store, background: bool) 
     store.close()
     said = [str(one.message) for one in told if "power cut" not in str(one.message)]
     assert said == [f"attributes of {name} are not stored (tag). Store what you need under separate keys"]
+
+
+class _Point(NamedTuple):
+    x: int
+
+
+class _Named(_Point):
+    """Has a `__dict__`, unlike other named tuples."""
+
+
+class _Allowed(_Named):
+    pass
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.eye(2).to_sparse(),
+        lambda: torch.eye(2).to_sparse_csr(),
+        lambda: Counter("ab"),
+        lambda: io.BytesIO(b"x"),
+        lambda: io.BytesIO(bytes(1000)),
+        lambda: _Named(1),
+        lambda: _Allowed(1),
+    ],
+    ids=["coo", "csr", "counter", "file", "long-file", "named-tuple", "allowed"],
+)
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+def test_attributes_that_were_set_on_other_values_are_named(
+    store: Store, request: pytest.FixtureRequest, make: Callable[[], Any]
+) -> None:
+    add_safe_globals([_Allowed])
+    value = make()
+    value.tag = "x"
+    vars(value)[3] = 4
+    name = f"v.{request.node.callspec.id}"
+
+    with pytest.warns(CkstoreWarning, match=rf"attributes of {name} are not stored \(tag, 3\)"):
+        store.save({"v": {request.node.callspec.id: value}})
+    assert store.load()["v"]
 
 
 class _Warmup:

@@ -227,8 +227,8 @@ STRICT = [
     Mutant(
         "attributes of tensors are reported",
         "attributes-without-a-word",
-        "Walk._tensor",
-        'if vars(value) and (names := [name for name in vars(value) if not name.startswith("_")]):',
+        "Walk._report_attributes",
+        'if attributes and (names := [str(name) for name in attributes if not str(name).startswith("_")]):',
         'if False and (names := [""]):',
         f"{_LOADS}::test_an_attribute_of_a_tensor_is_named_once",
         "assert",

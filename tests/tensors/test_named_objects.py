@@ -217,6 +217,53 @@ def test_slots_and_attributes_come_back_and_what_was_not_set_stays_unset() -> No
     assert_same(torch.ones(1), two.right)
 
 
+class Default(Slots):
+    """Replaces a slot of its base class by a plain attribute."""
+
+    left = 5
+
+
+class SlotAgain(Slots):
+    __slots__ = ("left",)
+
+
+def default() -> Slots:
+    value = object.__new__(Default)
+    value.left = 3
+    return value
+
+
+def slot_again() -> Slots:
+    value = SlotAgain()
+    vars(Slots)["left"].__set__(value, 4)
+    return value
+
+
+@pytest.mark.parametrize("value", [default(), slot_again()], ids=["attribute", "slot"])
+def test_an_object_with_two_values_of_one_name_is_refused(tmp_path: Path, value: Slots) -> None:
+    ckstore.add_safe_globals([Default, SlotAgain])
+    store = Store.init(tmp_path / "store")
+
+    with pytest.raises(CannotStore, match=r"p: .*its slot left is defined again by a subclass") as caught:
+        store.save({"p": value})
+    assert caught.value.hint == "give left another name in the subclass"
+    store.save({"p": SlotAgain()})
+    assert store.load()["p"].left == 1
+
+
+@pytest.mark.parametrize("key", [1, None, (1, 2)])
+@pytest.mark.parametrize("kind", [Namespace, UserDict, SimpleNamespace])
+def test_an_object_whose_attributes_have_a_key_other_than_a_string_is_refused(
+    tmp_path: Path, kind: type[Any], key: Any
+) -> None:
+    value = kind()
+    vars(value)[key] = 2
+
+    with pytest.raises(CannotStore, match=r"p\[0\]: .* because a key of its __dict__ is not a str: ") as caught:
+        Store.init(tmp_path / "store").save({"p": [value]})
+    assert list(caught.value.refused) == ["p[0]"]
+
+
 def test_nothing_of_the_class_is_called_and_no_field_changes_the_class() -> None:
     ckstore.add_safe_globals([Guarded, Slots, Projector])
 

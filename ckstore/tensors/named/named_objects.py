@@ -91,11 +91,25 @@ def taken_apart(value: Any, path: str) -> tuple[str, dict[str, Any]] | None:
         raise CannotStore(path, reason, hint="set every field before saving")
     # `__dict__` is not sufficient, because a field may be a slot, or have its default value in the class.
     found = {name: getattr(value, name) for name in names}
-    for name, slot in _slots(kind).items():
-        with suppress(AttributeError):  # the slot has no value
-            found[name] = slot.__get__(value)
     # Like pickle, also keep attributes that are not fields, such as those that `__post_init__` sets.
-    return name_of(kind), found | getattr(value, "__dict__", {})
+    attributes = getattr(value, "__dict__", {})
+    if odd := [name for name in attributes if type(name) is not str]:
+        reason = (
+            f"{type_name(kind)} cannot be stored, because a key of its __dict__ is not a str: {type_name(type(odd[0]))}"
+        )
+        raise CannotStore(path, reason, hint="store other keys in a dict that is an attribute")
+    slots = _slots(kind)
+    filled: dict[str, Any] = {}
+    # Names that a subclass defines again: the slot of its base class may have another value than the attribute.
+    twice = list(attributes.keys() & dict(slots).keys())
+    for name, slot in slots:
+        with suppress(AttributeError):  # the slot has no value
+            twice += [name] if name in filled else []
+            filled[name] = slot.__get__(value)
+    if twice:
+        reason = f"{type_name(kind)} cannot be stored, because its slot {twice[0]} is defined again by a subclass"
+        raise CannotStore(path, reason, hint=f"give {twice[0]} another name in the subclass")
+    return name_of(kind), found | filled | attributes
 
 
 def put_together(name: str, fields: Mapping[str, Any], path: str) -> Any:
@@ -110,13 +124,13 @@ def put_together(name: str, fields: Mapping[str, Any], path: str) -> Any:
         not is_made_of_fields(kind)
         or wanted - set(fields)
         # An object without a `__dict__` can only have values in its slots.
-        or (kind.__dictoffset__ == 0 and set(fields) - _slots(kind).keys())
+        or (kind.__dictoffset__ == 0 and set(fields) - dict(_slots(kind)).keys())
     ):
         msg = f"{plain(path) or 'the state itself'}: {name} is not made of the fields {', '.join(fields) or '(none)'}"
         raise BadInput(msg, hint="load it with the version of its library that saved it")
     # Do not call `__init__` or `__setstate__`. They would run code of the class with values of an untrusted file.
     made: Any = kind.__new__(kind)
-    slots = _slots(kind)
+    slots = dict(_slots(kind))
     for field, value in fields.items():
         if field in slots:
             slots[field].__set__(made, value)
@@ -125,11 +139,11 @@ def put_together(name: str, fields: Mapping[str, Any], path: str) -> Any:
     return made
 
 
-def _slots(kind: type) -> dict[str, MemberDescriptorType]:
-    """Return the slots of a class and its base classes by name. Slots of base classes are first."""
-    return {
-        name: slot
+def _slots(kind: type) -> list[tuple[str, MemberDescriptorType]]:
+    """Return the slots of a class and its base classes with their names. Slots of base classes are first."""
+    return [
+        (name, slot)
         for base in reversed(kind.__mro__)
         for name, slot in vars(base).items()
         if isinstance(slot, MemberDescriptorType) and name != "__dict__"  # SimpleNamespace has a member `__dict__`
-    }
+    ]
