@@ -795,15 +795,17 @@ class Store:
             ref: Which checkpoint.
             destination: A directory that does not exist yet, or is empty.
             link: ``auto`` shares blocks with the store if the filesystem supports it (reflink), and otherwise copies.
-                ``reflink`` is refused if the filesystem does not support it. ``copy`` always copies. With
-                ``hardlink``, each file that consists of one blob becomes a read-only hard link to this blob. Writing to
-                such a file, which root can do, damages every checkpoint that uses the blob.
+                ``reflink`` fails if no block can be shared, and copies only small files and compacted data. ``copy``
+                always copies. With ``hardlink``, each file that consists of one blob becomes a read-only hard link to
+                this blob. Writing to such a file, which root can do, damages every checkpoint that uses the blob.
             only: Globs of the paths to write, in which ``*`` also matches slashes. If None, all.
             progress: Called with the number of bytes done and the total.
 
         Raises:
             NoSuchRef: There is no such checkpoint, or no file matches `only`.
-            BadInput: The destination is not empty, its parent does not exist, or `link` is not supported.
+            BadInput: The destination is not empty, its parent does not exist, or `link` is not supported, such as
+                ``reflink`` for a saved state.
+            UnsafePlace: `link` is ``reflink``, and no block can be shared. Nothing was written.
             DamagedBlob: Some data is damaged or missing. Nothing was written.
             InsufficientSpace: The message has the required and the free space. Nothing was written.
         """
@@ -1254,7 +1256,7 @@ class Store:
             remote: Also yield new checkpoints of this remote, or of the store in this directory. They are listed
                 locally, as with `clone`, and loads download the data they read. If None, only local checkpoints are
                 yielded, or only checkpoints of the remote if the store was opened by a URL.
-            poll_s: Interval of checks for new checkpoints of the remote, in seconds. A check that finds nothing new
+            poll_s: Interval of checks for new checkpoints of `remote`, in seconds. A check that finds nothing new
                 makes one request. If None, 5.
             lacking: Yield only checkpoints that lack this metric, or at least one of these metrics. A checkpoint has
                 only one evaluation for a metric at a time.
@@ -1265,8 +1267,8 @@ class Store:
         Raises:
             AmbiguousRef: No run is given, and the store has several.
             NoSuchRef: `after` names no checkpoint.
-            BadInput: An argument is invalid, or `lacking` is given for a remote, which does not record evaluators of
-                other stores.
+            BadInput: An argument is invalid, needs another argument, or `lacking` is given for a remote, which does not
+                record evaluators of other stores.
             ReadOnlyStore: `lacking` is given, and the store was opened for reading only.
             UnsafePlace: `lacking` is given, and files cannot be locked on the filesystem of the store.
             NoSuchRemote: There is no remote of that name, or another program removed all objects of the remote. The
@@ -1275,14 +1277,18 @@ class Store:
         from ckstore.ops.refs.follow import follow
 
         context = self._listing or self._context
-        if remote is None and self._listing is None:
-            return follow(context, run, after, timeout_s, lacking=lacking, newest_first=newest_first, attempts=attempts)
-        if lacking is not None:
+        of_remote = remote is not None or self._listing is not None
+        if poll_s is not None and not of_remote:
+            raise BadInput("poll_s= needs remote=", hint="without remote=, new checkpoints are found within a second")
+        if lacking is not None and of_remote:
             raise BadInput(
                 "lacking= needs a store on a filesystem: a remote does not record evaluators of other stores",
                 hint="follow without lacking=, and skip checkpoints that have the metric in info.metrics",
             )
-        return follow(context, run, after, timeout_s, self._news(run, remote, poll_s))
+        news = self._news(run, remote, poll_s) if of_remote else None
+        return follow(
+            context, run, after, timeout_s, news, lacking=lacking, newest_first=newest_first, attempts=attempts
+        )
 
     @api_call
     def publish(

@@ -69,6 +69,10 @@ def _checkout_open(
     progress: Progress | None,
 ) -> CheckoutReport:
     if not directory.manifest.files:
+        if link == "reflink":
+            name = directory.manifest.name
+            msg = f"{name} is a saved state: its export is computed, so it cannot share blocks with the store (reflink)"
+            raise BadInput(msg, hint="export it with link='auto' or link='copy'")
         return _export(directory, destination, only=only, progress=progress)
     records = _chosen(directory, only)
     with _explaining_errors(destination, str(directory.path)), NewTree.beside(destination) as tree:
@@ -84,6 +88,9 @@ def _checkout_open(
                 tree.make_directory(record.path, record.mode)
         with directory.reporting_damage():
             writer.write_all([record for record in records if record.kind == "file"], sizes, progress)
+        if link == "reflink" and not writer.shared_bytes and any(sizes.values()):
+            msg = f"{directory.manifest.name} has no blocks that a file can share with the store (reflink)"
+            raise UnsafePlace(msg, hint="small files and compacted data cannot be shared; link='auto' copies them")
         for record in records:  # create symlinks last, so that no file is written through a symlink
             if record.kind == "symlink":
                 tree.make_symlink(record.path, record.target)

@@ -240,7 +240,7 @@ def follow(
     run: str | None,
     after: AnyRef | None,
     timeout_s: float | None,
-    bring: Callable[[], None] = lambda: None,
+    bring: Callable[[], None] | None = None,
     *,
     lacking: str | Iterable[str] | None = None,
     newest_first: bool = False,
@@ -253,8 +253,12 @@ def follow(
     elif newest_first:
         hint = "without lacking=, checkpoints are yielded in the order of their commits"
         raise BadInput("newest_first=True needs lacking=", hint=hint)
+    elif attempts != ATTEMPTS:
+        hint = "without lacking=, each checkpoint is yielded once"
+        raise BadInput(f"attempts={attempts!r} needs lacking=", hint=hint)
     if timeout_s is not None and not timeout_s >= 0:
         raise BadInput(f"timeout_s must be a number of seconds, 0 or more, or None, got {timeout_s!r}")
+    bring = bring or (lambda: None)
     bring()
     run = run_meant(context, run)
     if run is None:

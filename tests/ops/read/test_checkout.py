@@ -208,6 +208,22 @@ def test_reflink_is_refused_where_the_filesystem_cannot(journaled_tmp_path: Path
         assert store.checkout(3, journaled_tmp_path / "out").shared_bytes == 0
 
 
+def test_a_reflink_that_would_share_nothing_is_refused(store: Store, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).write_text(name)
+    files = store.commit([tmp_path / "a", tmp_path / "b"], step=1)
+    state = store.save({"w": torch.ones(2)}, step=2)
+
+    with pytest.raises(UnsafePlace, match="main@1 has no blocks that a file can share") as caught:
+        store.checkout(files, tmp_path / "out", link="reflink")
+    assert "link='auto'" in caught.value.hint
+    with pytest.raises(BadInput, match="main@2 is a saved state: its export is computed"):
+        store.checkout(state, tmp_path / "out", link="reflink")
+    assert not (tmp_path / "out").exists()
+    assert beside(tmp_path) == []
+    store.checkout(state, tmp_path / "out", link="copy")
+
+
 def test_damage_is_named_by_file_and_nothing_is_left(store: Store, source: Path, tmp_path: Path) -> None:
     info = store.commit(source)
     for blob in (directory_of(store, info) / "blobs").iterdir():

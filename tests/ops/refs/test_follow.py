@@ -9,6 +9,7 @@ import gc
 import os
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -236,3 +237,30 @@ def test_a_checkpoint_compacted_before_its_turn_is_yielded(kind: str, store: Sto
         assert next(follower).step == 0
         assert [done.info.step for done in store.compact(keep_newest=1).compacted] == [1, 0]
         assert [info.step for info in follower] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "arguments, needed",
+    [
+        ({"attempts": 2}, "attempts=2 needs lacking="),
+        ({"attempts": None}, "attempts=None needs lacking="),
+        ({"newest_first": True}, "newest_first=True needs lacking="),
+        ({"poll_s": 1.0}, "poll_s= needs remote="),
+    ],
+)
+def test_an_argument_that_would_have_no_effect_is_refused(store: Store, arguments: dict[str, Any], needed: str) -> None:
+    save(store, 1)
+
+    with pytest.raises(BadInput, match=needed) as caught:
+        store.follow("gpt", timeout_s=0, **arguments)
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("arguments", [{"attempts": 2}, {"newest_first": True}])
+def test_a_remote_refuses_the_same_arguments(store: Store, tmp_path: Path, arguments: dict[str, Any]) -> None:
+    other = Store.init(tmp_path / "other")
+    save(other, 1)
+
+    with pytest.raises(BadInput, match="needs lacking="):
+        store.follow("gpt", timeout_s=0, remote=other.path, **arguments)
+    assert [info.step for info in store.follow("gpt", timeout_s=0, remote=other.path, poll_s=1.0)] == [1]

@@ -39,7 +39,8 @@ def checkout(frame: Frame, ref: str, dest: Path, only: tuple[str, ...], link: st
     \b
     --link auto      Share blocks with the store if the filesystem supports reflinks,
                      otherwise copy.
-    --link reflink   Share blocks, or fail.
+    --link reflink   Share blocks, or fail. Only small files and compacted data are
+                     copied. A saved state has no blocks to share.
     --link copy      Copy.
     --link hardlink  Make a file that is exactly one blob a read-only hardlink to this
                      blob, and copy the other files. Never write to such a file (root
