@@ -1279,7 +1279,9 @@ class Store:
         context = self._listing or self._context
         of_remote = remote is not None or self._listing is not None
         if poll_s is not None and not of_remote:
-            raise BadInput("poll_s= needs remote=", hint="without remote=, new checkpoints are found within a second")
+            raise BadInput(
+                "poll_s= needs remote=", hint="without remote=, follow yields new checkpoints within a second"
+            )
         if lacking is not None and of_remote:
             raise BadInput(
                 "lacking= needs a store on a filesystem: a remote does not record evaluators of other stores",

@@ -26,6 +26,14 @@ def printable(text: str, *, keep_lines: bool = False) -> str:
     )
 
 
+def arguments(*texts: object) -> str:
+    """Return the last arguments of a command, quoted for a shell. A text such as ``-a`` is not read as an option."""
+    import shlex  # only for an error
+
+    quoted = shlex.join(map(str, texts))
+    return f"-- {quoted}" if any(str(text).startswith("-") for text in texts) else quoted
+
+
 def named(name: str) -> str:
     """Return the text for a name in a state, including the empty name of the state itself."""
     return printable(name) or "(the state itself)"

@@ -15,6 +15,7 @@ from ckstore.model.digest import Algorithm, algorithm_named
 from ckstore.model.lazy_property import LazyProperty
 from ckstore.model.manifest.info import CheckpointInfo, Stamp, as_stored
 from ckstore.model.names import CheckpointKey
+from ckstore.model.words import arguments
 from ckstore.objects.documents.annotations import read_annotations
 from ckstore.objects.layout import ANNOTATIONS, BLOBS, MARK, PLAIN, HostView, lists_holders
 from ckstore.ops.api_calls import places_of
@@ -348,7 +349,7 @@ class Context:
             raise ReadOnlyStore(
                 f"{self.url} was opened by its URL, which allows reading only",
                 hint=f"{how}: Store.clone({self.url!r}, PATH)",
-                command_hint=f"{how}: ckstore clone {self.url} PATH",
+                command_hint=f"{how}: ckstore clone {arguments(self.url)} PATH",
             )
         if self.readonly:
             msg = f"{self.layout.root} was opened for reading only"

@@ -12,6 +12,7 @@ from ckstore.fs import dirfd_stat
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.manifest import BlobRecord
 from ckstore.model.remote.transfer import TransferPlan
+from ckstore.model.words import arguments
 from ckstore.objects.checkpoints import holder_names_at
 from ckstore.objects.layout import BLOBS
 from ckstore.ops.config_file import PUSH_DELTAS, setting_of
@@ -68,7 +69,7 @@ def only_elsewhere(context: Context, info: CheckpointInfo, remote: str) -> Bytes
         return BytesElsewhere(
             f"data of {info.name} is only on {' and '.join(at)}",
             hint=f"store.pull({info.name!r}, {at[0]!r}) restores it; then push again",
-            command_hint=f"ckstore pull {info.name} --remote {at[0]} restores it; then push again",
+            command_hint=f"ckstore pull --remote {at[0]} {arguments(info.name)} restores it; then push again",
         )
     if not holders:
         return None

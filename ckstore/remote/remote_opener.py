@@ -11,6 +11,7 @@ from ckstore.fs import dirfd_stat, files
 from ckstore.fs.dirfd_stat import resolved
 from ckstore.model.digest import Buffer
 from ckstore.model.manifest.manifest import BLOB_MAX_BYTES
+from ckstore.model.words import arguments
 from ckstore.objects.layout import Layout
 from ckstore.ops.context import Context
 from ckstore.ops.open.opening import open_context
@@ -81,7 +82,7 @@ def _name_of(context: Context, remote: RemoteLike | None) -> str | Path:
         # Resolve the path now, because the working directory may change before later reads.
         return resolved(target.path)
     msg = f"the store {context.layout.path} has no remote at {target}"
-    raise NoSuchRemote(msg, hint=f"ckstore remote add NAME {target.address}")
+    raise NoSuchRemote(msg, hint=f"ckstore remote add NAME {arguments(target.address)}")
 
 
 def open_remote(context: Context, name: str, *, writing: bool = False) -> Remote:
@@ -108,7 +109,7 @@ def _is_store(name: str, path: Path) -> BadInput:
         told, hint = f"{name} is a store", "choose a directory of its own for the remote"
     else:
         told = f"{name} is a store, in {path}"
-        hint = f"copy it into a remote: ckstore remote convert {name} NEW {path}-remote"
+        hint = f"copy it into a remote: ckstore remote convert {name} NEW {arguments(f'{path}-remote')}"
     return BadInput(f"{told}: other stores may read it, but never write to it", hint=hint)
 
 

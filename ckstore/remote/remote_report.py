@@ -14,7 +14,7 @@ from ckstore.model.reports.check_result import CheckResult
 from ckstore.model.reports.metrics import Metric
 from ckstore.model.sizes import size_text
 from ckstore.model.times import time_of_text
-from ckstore.model.words import counted, some_of
+from ckstore.model.words import arguments, counted, some_of
 from ckstore.objects.remote.remote_only import holders_at
 from ckstore.ops import download_cache
 from ckstore.ops.config_file import read_config
@@ -150,7 +150,7 @@ def check_mirror(status: MirrorStatus, *, is_remote: bool) -> CheckResult:
         do = "push them from a store that has them, or delete them (ckstore delete REF); ckstore verify names the blobs"
         return CheckResult("warning", "mirror", str(status), do)
     if status.on_other_remotes and not status.problem and not status.missed:
-        do = f"download them, and the mirror gets them: ckstore pull {status.on_other_remotes[0]}"
+        do = f"download them, and the mirror gets them: ckstore pull {arguments(status.on_other_remotes[0])}"
         return CheckResult("warning", "mirror", str(status), do)
     do = f"check ckstore savers, and try the remote with ckstore remote probe {status.remote}"
     if status.refused_since:

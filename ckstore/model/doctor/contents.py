@@ -14,7 +14,7 @@ from ckstore.model.reports.gc_report import Leftover, Waiting, amount_of
 from ckstore.model.reports.held_blobs import DeletedFile
 from ckstore.model.settings.retention import RetentionPolicy
 from ckstore.model.sizes import size_text
-from ckstore.model.words import counted, some_of
+from ckstore.model.words import arguments, counted, some_of
 
 _OLD_S = 86400.0
 _LONG_UNREAD_S = 30 * 86400.0
@@ -107,10 +107,11 @@ def check_pins(facts: PinFacts) -> DoctorFinding:
         return DoctorFinding("warning", "pins", facts.problem, do)
     if facts.expired:
         told = f"expired, so it protects nothing now: {_listed(facts.expired)}"
-        return DoctorFinding("note", "pins", told, f"ckstore pin -d {facts.expired[0]}, or pin again for longer")
+        do = f"ckstore pin -d {arguments(facts.expired[0])}, or pin again for longer"
+        return DoctorFinding("note", "pins", told, do)
     if facts.dangling:
         told = f"of a deleted or replaced checkpoint: {_listed(facts.dangling)}"
-        return DoctorFinding("note", "pins", told, f"ckstore pin -d {facts.dangling[0]}")
+        return DoctorFinding("note", "pins", told, f"ckstore pin -d {arguments(facts.dangling[0])}")
     return ok("pins", counted(facts.count, "pin"))
 
 

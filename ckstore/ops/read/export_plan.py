@@ -17,6 +17,7 @@ from ckstore.model.manifest.leaf_records import itemsize
 from ckstore.model.manifest.manifest import LeafRecord, Manifest
 from ckstore.model.manifest.state_json import PlainValues, plain_values
 from ckstore.model.names import plain, spelled
+from ckstore.model.words import arguments
 from ckstore.ops.read.load import Select, as_filter
 from ckstore.tensors.files.quantized_names import QuantizedNames
 from ckstore.tensors.memory_layout import row_major
@@ -99,7 +100,7 @@ def refuse_files(manifest: Manifest) -> None:
     """Raise if a checkpoint is not a saved state."""
     if manifest.files:
         msg = f"{manifest.name} was committed from files, so there is nothing to export"
-        raise BadInput(msg, hint=f"ckstore checkout {manifest.name} DEST writes the files")
+        raise BadInput(msg, hint=f"ckstore checkout {arguments(manifest.name)} DEST writes the files")
 
 
 def leaf_bytes(manifest: Manifest, leaf: LeafRecord) -> int:

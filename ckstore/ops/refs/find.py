@@ -15,6 +15,7 @@ from ckstore.model.digest import is_digest
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.metric_names import Mode
 from ckstore.model.names import DEFAULT_RUN, CheckpointKey, check_run
+from ckstore.model.words import arguments
 from ckstore.objects import trash
 from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.ops.context import Context, tags_by_checkpoint
@@ -97,7 +98,7 @@ def _missed(context: Context, ref: Ref, error: NoSuchRef) -> NoSuchRef:
     if run_step is None or not trash.waits(context.layout, *run_step):
         return error
     name = f"{run_step[0]}@{run_step[1]}"
-    by_command = f"{name} was deleted; ckstore undo {name} restores it"
+    by_command = f"{name} was deleted; ckstore undo {arguments(name)} restores it"
     hint = f"{name} was deleted; store.undo({name!r}) restores it"
     return NoSuchRef(error.message, hint=hint, command_hint=by_command)
 

@@ -13,6 +13,7 @@ from ckstore.model.checkpoint.tag import parse_tag
 from ckstore.model.document import shown
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import CheckpointKey, is_tag
+from ckstore.model.words import arguments
 from ckstore.objects import store_locks
 from ckstore.objects.checkpoints import id_at, key_with_id
 from ckstore.objects.documents.pins import read_pins
@@ -35,13 +36,13 @@ def check_unprotected(context: Context, key: CheckpointKey, info: CheckpointInfo
     if tags := tags_by_checkpoint(context.layout).get(key.any_generation):
         hint = "remove the tag first"
         message = f"{shown} has the tag {', '.join(tags)}"
-        raise Protected(message, hint=hint, command_hint=f"{hint}: ckstore tag -d {tags[0]}")
+        raise Protected(message, hint=hint, command_hint=f"{hint}: ckstore tag -d {arguments(tags[0])}")
     now = datetime.now(UTC)
     pins = [pin for pin in read_pins(context.layout) if not pin.expired(now)]
     if pins := [pin for pin in pins if (key.fits(pin.run, pin.step, pin.id) if info is None else pin.id == info.id)]:
         message = f"{shown} is pinned: {'; '.join(map(str, pins))}"
         hint = "unpin it first"
-        raise Protected(message, hint=hint, command_hint=f"{hint}: ckstore pin -d {ref}")
+        raise Protected(message, hint=hint, command_hint=f"{hint}: ckstore pin -d {arguments(ref)}")
 
 
 def pins_by_id(context: Context, now: datetime) -> dict[str, tuple[Pin, ...]]:
@@ -95,7 +96,8 @@ def way_out(name: str) -> str:
     """Return advice for an entry of ``refs/`` whose checkpoint is unknown."""
     if not is_tag(name):
         return f"`ckstore tag -d {shown(name)}` removes it"
-    return f"`ckstore tag {name} REF` points it to a checkpoint again, `ckstore tag -d {name}` removes it"
+    quoted = arguments(name)
+    return f"`ckstore tag {quoted} REF` points it to a checkpoint again, `ckstore tag -d {quoted}` removes it"
 
 
 @contextmanager

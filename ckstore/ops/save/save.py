@@ -52,6 +52,7 @@ from ckstore.model.settings.patience import AS_SET, AskedPatience
 from ckstore.model.sizes import sizes_apart
 from ckstore.model.times import text_of_time
 from ckstore.model.training_identity import IfRunInUse, Parent
+from ckstore.model.words import arguments
 from ckstore.objects import publish as publishing
 from ckstore.objects.checkpoints import look
 from ckstore.objects.documents import marks
@@ -572,7 +573,7 @@ def _tag(
 
 def _untagged(manifest: Manifest, tag: str, reason: str) -> str:
     name = manifest.name
-    return f"{name} is saved, but its tag {tag!r} is not: {reason}. To retry: ckstore tag {tag} {name}"
+    return f"{name} is saved, but its tag {tag!r} is not: {reason}. To retry: ckstore tag {arguments(tag, name)}"
 
 
 def _catalogue(context: Context, keys: Iterable[CheckpointKey], own: Published | None, staged: StagedCheckpoint) -> str:

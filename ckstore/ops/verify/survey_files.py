@@ -18,6 +18,7 @@ from ckstore.model.names import CheckpointKey
 from ckstore.model.reports.verify_report import FindingKind, StoreFinding
 from ckstore.model.seal import check_seal
 from ckstore.model.settings.settings import parse_config, parse_settings
+from ckstore.model.words import arguments
 from ckstore.objects.checkpoints import look
 from ckstore.objects.layout import ANNOTATIONS
 from ckstore.objects.trash import names_in
@@ -162,7 +163,7 @@ def _tags(context: Context) -> Iterator[StoreFinding]:
         elif not target.twice:
             message = (
                 f"an older ckstore wrote the tag {name}, so a flipped bit in it is not detected. "
-                f"To renew it: ckstore tag {name} {name}"
+                f"To renew it: ckstore tag {arguments(name, name)}"
             )
             yield StoreFinding("tag", message, subject)
 

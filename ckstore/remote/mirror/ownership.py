@@ -16,6 +16,7 @@ from ckstore.errors import CkstoreError, RemoteError, RemoteUnavailable, RunIsOw
 from ckstore.fs import dirfd_stat
 from ckstore.fs.host import machine
 from ckstore.model.names import WIDEST_GAP, greatest_in_order
+from ckstore.model.words import arguments
 from ckstore.ops.config_file import LEAST_SEQUENCE, edit, setting_of
 from ckstore.ops.context import Context
 from ckstore.ops.index.sequence import sequence_limit
@@ -147,7 +148,7 @@ class Ownership:
             if remote.cas
             else "only on request, because this service lacks compare-and-swap"
         )
-        hint = f"this store takes the run over {when}: ckstore remote take-over {remote.name} {there.run}"
+        hint = f"this store takes the run over {when}: ckstore remote take-over {remote.name} {arguments(there.run)}"
         raise RunIsOwned(msg, hint=f"{hint}; if both trainings continue, save one of them to another run")
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ckstore.errors import BytesElsewhere
 from ckstore.model.manifest.info import CheckpointInfo
-from ckstore.model.words import counted, some_of
+from ckstore.model.words import arguments, counted, some_of
 from ckstore.objects.checkpoints import holder_names_at, may_lack_blobs
 from ckstore.ops.config_file import policy_of, setting_of
 from ckstore.ops.context import Context
@@ -22,12 +22,13 @@ def check_local(context: Context, infos: Sequence[CheckpointInfo]) -> None:
         raise BytesElsewhere(
             f"data of {some_of(names)} is on a remote only",
             hint=f"first download it: store.pull(ref, {remote!r}) for each",
-            command_hint=f"first download it: ckstore pull {' '.join(names)} --remote {remote}",
+            command_hint=f"first download it: ckstore pull --remote {remote} {arguments(*names)}",
         )
     for info in infos:  # the claim of an eviction names the run
         if may_lack_blobs(context.layout.checkpoint(info.key)):
             msg = f"an eviction of {info.name} has begun and has not ended"
-            raise BytesElsewhere(msg, hint=f"ckstore evict {info.name} or ckstore pull {info.name} ends it")
+            quoted = arguments(info.name)
+            raise BytesElsewhere(msg, hint=f"ckstore evict {quoted} or ckstore pull {quoted} ends it")
 
 
 def left_behind(context: Context, infos: Sequence[CheckpointInfo]) -> str:

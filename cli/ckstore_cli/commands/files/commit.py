@@ -10,6 +10,7 @@ import click
 
 from ckstore.errors import CkstoreError
 from ckstore.model.times import duration_s, text_of_time
+from ckstore.model.words import arguments
 from ckstore_cli._documents import to_json
 from ckstore_cli._frame import Frame, framed
 from ckstore_cli._options import if_exists_option, metric_option
@@ -115,7 +116,7 @@ def commit(
     # Raise an error although the commit is durable, since a script that relies on the tag must stop.
     if untagged:
         msg = f"{info.name} is committed and durable, but not tagged: {', '.join(untagged)}"
-        raise CkstoreError(msg, hint=f"ckstore tag {untagged[0]} {info.name} tries again")
+        raise CkstoreError(msg, hint=f"ckstore tag {arguments(untagged[0], info.name)} tries again")
 
 
 _GUESSED = {"given": "", "name": "; step taken from the name", "next": "; next step of the run"}

@@ -11,7 +11,7 @@ import click
 from ckstore.errors import NoSuchRef
 from ckstore.model.names import plain
 from ckstore.model.sizes import size_text
-from ckstore.model.words import named
+from ckstore.model.words import arguments, named
 from ckstore_cli._format import columns_with_names
 from ckstore_cli._frame import Frame, framed
 from ckstore_cli._refs import complete_ref
@@ -57,7 +57,7 @@ def ls(frame: Frame, ref: str, glob: str | None) -> None:
         if not shown:
             shown = [row for end in (".", "[", "/") for row in _fitting(rows, f"{glob}{end}*")]
         if not shown:
-            hint = f"to list all names: ckstore ls {info.ref}"
+            hint = f"to list all names: ckstore ls {arguments(info.ref)}"
             raise NoSuchRef(f"no name in {info.shown} matches {glob!r}", hint=hint)
     if out.as_json:
         out.documents(shown)

@@ -15,7 +15,7 @@ from ckstore.model.checkpoint.external_run import external_runs
 from ckstore.model.manifest.health import unchanged_text
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.sizes import size_text
-from ckstore.model.words import counted, printable, share_text, time_text
+from ckstore.model.words import arguments, counted, printable, share_text, time_text
 from ckstore_cli._documents import to_json
 from ckstore_cli._format import age_text
 from ckstore_cli._frame import Frame, framed
@@ -130,10 +130,8 @@ def _state(info: CheckpointInfo) -> Iterator[tuple[str, str]]:
     if info.superseded:
         yield "superseded", f"YES: {info.name} is a newer checkpoint, so use the id or a tag for this one"
     if info.damaged:
-        yield (
-            "damaged",
-            f"YES: ckstore verify {info.ref} reports the damage, and --repair heals blobs that have an intact copy",
-        )
+        command = f"ckstore verify {arguments(info.ref)}"
+        yield "damaged", f"YES: {command} reports the damage, and --repair heals blobs that have an intact copy"
     if info.unhealthy:
         yield "unhealthy", f"YES, {info.unhealthy}. latest-healthy is the newest healthy checkpoint"
     if info.unchanged:

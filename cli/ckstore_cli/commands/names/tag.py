@@ -6,6 +6,7 @@ import click
 
 from ckstore.errors import NoSuchRef
 from ckstore.model.digest import short_id
+from ckstore.model.words import arguments
 from ckstore_cli._format import columns
 from ckstore_cli._frame import Frame, framed
 from ckstore_cli._output import Output
@@ -69,7 +70,7 @@ def _show(frame: Frame, out: Output, name: str) -> None:
     if found is None:
         known = f"the tags are {', '.join(sorted(tags)[:5])}; " if tags else ""
         msg = f"there is no tag {name!r}"
-        raise NoSuchRef(msg, hint=f"{known}to tag a checkpoint: ckstore tag {name} REF")
+        raise NoSuchRef(msg, hint=f"{known}to tag a checkpoint: ckstore tag {arguments(name)} REF")
     out.document(found)
     out.line(str(found))
 

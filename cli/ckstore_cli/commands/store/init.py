@@ -10,7 +10,7 @@ import click
 
 from ckstore.errors import CkstoreError
 from ckstore.model.sizes import size_text
-from ckstore.model.words import printable
+from ckstore.model.words import arguments, printable
 from ckstore_cli._frame import Frame, framed
 from ckstore_cli._options import parsed_size
 from ckstore_cli._output import Output
@@ -62,7 +62,7 @@ def init(frame: Frame, path: Path | None, hash_name: str, chunk_bytes: int | Non
     # Check this before the library is imported. `Store.init` also fails if another process has just made a store.
     if is_store(place):
         msg = f"there is already a store at {place}; nothing was changed"
-        raise CkstoreError(msg, hint=f"list its checkpoints: ckstore log --store {place}")
+        raise CkstoreError(msg, hint=f"list its checkpoints: ckstore log --store {arguments(place)}")
     from ckstore.store import Store
 
     with Store.init(place, hash=hash_name, chunk_bytes=chunk_bytes) as store:
