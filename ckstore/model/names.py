@@ -298,9 +298,18 @@ def differing_in_case(paths: Iterable[str]) -> tuple[str, str] | None:
 
 
 def expanded(path: str | os.PathLike[str]) -> Path:
-    """Return `path` with a leading ``~`` or ``~user`` replaced by the home directory, as in a shell."""
+    """Return `path` with a leading ``~`` or ``~user`` replaced by the home directory, as in a shell.
+
+    Raises:
+        BadInput: `path` is not a path, or contains a NUL character.
+    """
+    text: object = os.fspath(path) if isinstance(path, os.PathLike) else path
+    if not isinstance(text, str):
+        raise BadInput(f"a path is a str or a Path, got {shown(path)}")
+    if "\0" in text:
+        raise BadInput(f"a path has no NUL characters, got {shown(text)}", hint="remove the NUL character")
     # If the name of a directory starts with ``~``, the user can give its absolute path.
-    return Path(os.path.expanduser(path))  # noqa: PTH111 - the method of Path raises for an unknown user
+    return Path(os.path.expanduser(text))  # noqa: PTH111 - the method of Path raises for an unknown user
 
 
 # A sequence number far beyond its neighbours is damaged or forged. If it counted, its checkpoint would always be the

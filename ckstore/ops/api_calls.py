@@ -16,10 +16,11 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from ckstore.errors import CkstoreError, InsufficientSpace, InUse, UnsafePlace
+from ckstore.errors import BadInput, CkstoreError, InsufficientSpace, InUse, UnsafePlace
 from ckstore.fs import files
 from ckstore.fs.dirfd_stat import NotInStore
 from ckstore.interpreter import GC_PAUSED_MOST_S, python_gc_paused
+from ckstore.model.document import shown
 from ckstore.model.names import DEFAULT_RUN
 
 P = ParamSpec("P")
@@ -155,6 +156,10 @@ def _begin(own_act: _Act, places: Callable[[Any], tuple[object, ...]]) -> None:
     if sys.is_finalizing():
         msg = f"{_failed(own_act.method)}: the interpreter is shutting down"
         raise CkstoreError(msg, hint="use the store in an atexit handler at the latest")
+    progress = own_act.kwargs.get("progress")
+    if progress is not None and not callable(progress):
+        msg = f"progress must be a function of the bytes done and the total, or None, got {shown(progress)}"
+        raise BadInput(msg, hint="progress=lambda done, total: print(done, total)")
     own_act.places = places(own_act.args[0])
     # Iterate over a copy, since other threads add and remove calls.
     for other in tuple(_under_way):

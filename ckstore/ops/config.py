@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
 from ckstore.errors import BadInput, CatalogUnavailable
 from ckstore.model.best import metrics_there
@@ -350,6 +350,14 @@ class StoreConfig:
 
     def __delattr__(self, name: str) -> None:
         setattr(self, name, None)
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be pickled or copied.
+
+        Raises:
+            BadInput: Always.
+        """
+        raise BadInput(f"{self!r} cannot be pickled", hint="pickle the store, and use the config of its copy")
 
     def __repr__(self) -> str:
         return f"<settings of {self._context.layout.root}>"

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, SupportsIndex
+from typing import Any, NoReturn, SupportsIndex
 
 from ckstore.errors import BadInput, CkstoreError
 from ckstore.model.manifest.info import CheckpointInfo
@@ -42,6 +42,14 @@ class Remotes:
 
     def _act_places(self) -> tuple[object, ...]:
         return self._context.act_places()
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be pickled or copied.
+
+        Raises:
+            BadInput: Always.
+        """
+        raise BadInput(f"{self!r} cannot be pickled", hint="pickle the store, and use the remotes of its copy")
 
     def __repr__(self) -> str:
         return f"<remotes of {self._context.layout.root}>"

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import operator
+import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import torch
 
-from ckstore import RetentionPolicy, Store
+from ckstore import BadInput, Budget, RetentionPolicy, Store
 from tests.support.plans import plan_of
 
 
@@ -78,3 +80,38 @@ def test_a_notebook_shows_results_in_words_and_never_more_than_two_screens(store
     for one in results:
         assert len(one._repr_html_().splitlines()) <= 50
     assert "<b>" not in difference._repr_html_()
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda store, path: Store.open(f"{path}/a\0b"), r"a path has no NUL characters, got '.*a\\x00b'"),
+        (lambda store, path: Store.init(f"{path}/a\0b"), "a path has no NUL"),
+        (lambda store, path: Store.open(cast("Any", 5)), "a path is a str or a Path, got 5"),
+        (lambda store, path: store.checkout(1, f"{path}/a\0b"), "a path has no NUL"),
+        (lambda store, path: store.export(1, f"{path}/a\0b"), "a path has no NUL"),
+        (lambda store, path: store.commit(f"{path}/a\0b", step=2), "a path has no NUL"),
+        (lambda store, path: store.verify(repair=True, repair_from=f"{path}/a\0b"), "a path has no NUL"),
+        (lambda store, path: store.report(f"{path}/a\0b"), "a path has no NUL"),
+        (lambda store, path: store.push(remote=f"{path}/a\0b"), "a path has no NUL"),
+        (lambda store, path: store.latest(run=1), "a run name has .*, got 1"),
+        (lambda store, path: store.latest(run=["main"]), r"a run name has .*, got \['main'\]"),
+        (lambda store, path: Budget(cast("Any", None)), "max_bytes must be an integer from 1, got None"),
+        (lambda store, path: store.save({}, tags=None), "tags must be a list of names, got None"),
+        (lambda store, path: store.save_async({}, tags=5), "tags must be a list of names, got 5"),
+        (lambda store, path: store.save({}, progress=5), "progress must be a function .*, got 5"),
+        (lambda store, path: store.load(1, progress="bar"), "progress must be a function .*, got 'bar'"),
+        (lambda store, path: store.verify(progress=[]), r"progress must be a function .*, got \[\]"),
+        (lambda store, path: pickle.dumps(store.config), "<settings of .*> cannot be pickled"),
+        (lambda store, path: pickle.dumps(store.remotes), "<remotes of .*> cannot be pickled"),
+    ],
+)
+def test_a_wrong_argument_is_refused_and_nothing_is_written(
+    tmp_path: Path, call: Callable[[Any, Path], Any], message: str
+) -> None:
+    store = Store.init(tmp_path / "store")
+    store.save({"w": torch.ones(1)}, step=1)
+
+    with pytest.raises(BadInput, match=message):
+        call(store, tmp_path)
+    assert [info.step for info in store.checkpoints()] == [1]

@@ -15,6 +15,7 @@ from fsspec.transaction import Transaction
 from ckstore.errors import BadInput, SaveFailed
 from ckstore.fs.new_tree import NewTree
 from ckstore.integrations.fsspec.places import StoreLocation, entry
+from ckstore.model.names import check_path
 from ckstore.training.processes import world_size
 
 _NEVER_BUILT = "fsspec"
@@ -40,6 +41,7 @@ class TransactionFiles:
         """Open a staged file, and create its directory."""
         local = self.local(place.path)
         if mode != "rb":
+            check_path(place.path, "the path of a file in a checkpoint")
             local.parent.mkdir(parents=True, exist_ok=True)
         return local.open(mode)
 

@@ -145,7 +145,7 @@ class Budget:
     def __post_init__(self) -> None:
         for name in ("max_bytes", "low_bytes"):
             value = getattr(self, name)
-            if value is not None:
+            if value is not None or name == "max_bytes":
                 value = parse_size(value) if isinstance(value, str) else value
                 object.__setattr__(self, name, check_count(value, name))
         if self.low > self.most:

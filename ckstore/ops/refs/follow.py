@@ -20,7 +20,7 @@ from ckstore.fs.notify import Watch
 from ckstore.model.checkpoint.evaluation import check_metrics
 from ckstore.model.checkpoint.refs import Ref
 from ckstore.model.manifest.info import CheckpointInfo, Stamp
-from ckstore.model.names import DEFAULT_RUN, CheckpointKey, check_run, key_of
+from ckstore.model.names import DEFAULT_RUN, CheckpointKey, key_of
 from ckstore.objects.checkpoints import key_with_id
 from ckstore.ops.api_calls import api_call
 from ckstore.ops.context import Context
@@ -263,7 +263,6 @@ def follow(
     run = run_meant(context, run)
     if run is None:
         run = in_one_run(context, Ref(None, "latest", "latest")).run or next(iter(context.layout.runs()), DEFAULT_RUN)
-    check_run(run)
     of_run = replace(context, run=run)  # in `after`, a ref without a run means a checkpoint of the followed run
     start = after if after is None or isinstance(after, CheckpointInfo) else find(of_run, after)
     return Follower(context, run, start, timeout_s, bring=bring, evaluator=evaluator)

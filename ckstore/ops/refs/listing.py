@@ -376,7 +376,7 @@ def _written_last(
 
 def run_meant(context: Context, run: str | None) -> str | None:
     """Return the given run, or the run that the store is bound to."""
-    return context.run if run is None else run
+    return context.run if run is None else check_run(run)
 
 
 def in_one_run(context: Context, ref: Ref) -> Ref:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, SupportsIndex, TypedDict
 
 from ckstore.errors import BadInput
+from ckstore.model.document import shown
 from ckstore.model.names import check_step
 from ckstore.model.settings.patience import AskedPatience
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from ckstore.model.manifest.info import CheckpointInfo
     from ckstore.model.reports.progress import Progress
     from ckstore.model.training_identity import IfRunInUse
@@ -82,6 +81,8 @@ def request_of(  # noqa: PLR0917 - the arguments are those of `Request`
     if isinstance(tags, str):
         msg = f"tags must be a list of names, got the string {tags!r}"
         raise BadInput(msg, hint=f"give a list with one name: [{tags!r}]")
+    if not isinstance(tags, Iterable):
+        raise BadInput(f"tags must be a list of names, got {shown(tags)}", hint="give a list, or leave it out")
     if step is not None:
         step = check_step(step)
     return Request(
