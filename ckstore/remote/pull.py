@@ -299,7 +299,10 @@ class Pull:
         context, manifest = self.context, found.manifest
         read_back = save_checks_or_all(context.layout).read_back
         staging = Staging.create(context.layout, manifest.run, manifest.step, read_back=read_back)
+        rule = self._rule(place)
         try:
+            # Refuse before the download. `publish` checks again, because another process may publish meanwhile.
+            publishing.existing_of_step(context.layout, manifest, rule, context.of_step(*place.run_step))
             self._fill(place, manifest, found.form, staging)
             if annotations is not None:
                 # The file is in the staging directory, so that the one rename publishes it together with the state.
@@ -307,7 +310,7 @@ class Pull:
                 files.create_file(path, seal(annotations.render()), mode=files.mode_in(staging.lock.fd))
             staging.seal(found.data)
             runs = publishing.KnownRuns(context.known.synced_runs, context.of_step)
-            outcome = publishing.publish(staging, manifest, found.id, self._rule(place), runs)
+            outcome = publishing.publish(staging, manifest, found.id, rule, runs)
         except BaseException as error:
             # Downloaded blobs remain for the next attempt until the next gc, unless the disk is full.
             if not reclaim.is_full(error):

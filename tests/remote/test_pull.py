@@ -363,9 +363,11 @@ def test_a_pull_replaces_a_checkpoint_of_the_step_only_on_request(store: Store, 
     _, remote = new_remote(store.settings)
     pushed = store.push(1, remote).checkpoints[0]
     mine = other.save(state(5), step=1)
+    blobs = sorted((other.path / "blobs").rglob("*"))
     with pytest.raises(StepExists):
         other.pull(1, remote)
     assert other.info(1).id == mine.id
+    assert sorted((other.path / "blobs").rglob("*")) == blobs  # refused before the download
     assert other.pull(1, remote, if_exists="keep").checkpoints[0].id == mine.id
     assert other.pull(1, remote, if_exists="replace").checkpoints[0].id == pushed.id
     assert other.info(1).id == pushed.id
