@@ -16,6 +16,7 @@ from ckstore.interpreter import log_notes
 from ckstore.model.brief import BriefList
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import AUTO, CAPTURED, DEFAULT_RUN, check_run, expanded
+from ckstore.model.sizes import is_number
 from ckstore.ops.api_calls import api_call, api_call_in_memory, check_options, of_state
 from ckstore.remote.mirror.attachment import attach, wake_mirror
 from ckstore.saver.helper_processes import COMPACTION
@@ -1198,8 +1199,8 @@ class Store:
         """
         from ckstore.ops.refs.listing import infos, tell_torn
 
-        if newest is not None and newest < 1:
-            raise BadInput(f"newest must be a number of checkpoints, at least 1, got {newest}")
+        if newest is not None and not (is_number(newest) and newest >= 1):
+            raise BadInput(f"newest must be a number of checkpoints, at least 1, got {newest!r}")
         torn: set[CheckpointKey] = set()
         wanted = self.run if run is None else run
         found = infos(self._context, wanted, newest=newest, superseded=superseded, torn=torn)
@@ -1539,7 +1540,7 @@ class Store:
         """
         from ckstore.ops.touch import touch
 
-        return touch(self._context, ref, run)
+        return touch(self._context, ref, None if run is None else check_run(run))
 
     @api_call
     @of_state

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from numbers import Real
 
 from ckstore.errors import BadInput
 
@@ -34,6 +35,11 @@ def pack_below_bytes(medium: int, chunk_bytes: int) -> int:
     at least the returned size are cut into chunks, which are deduplicated one by one.
     """
     return max(SMALL_BELOW_BYTES, min(MEDIUM_BELOW_BYTES, chunk_bytes)) if medium >= _MANY else SMALL_BELOW_BYTES
+
+
+def is_number(value: object) -> bool:
+    """Return whether `value` is a real number, also of NumPy."""
+    return isinstance(value, Real)
 
 
 def parse_size(text: str) -> int:

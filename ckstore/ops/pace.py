@@ -14,6 +14,7 @@ from ckstore.errors import BadInput
 from ckstore.interpreter import end_overdue_pauses
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.reports.metrics import Metric
+from ckstore.model.sizes import is_number
 from ckstore.model.times import time_of_text
 from ckstore.model.words import counted
 
@@ -28,7 +29,7 @@ class RateLimiter:
     def __init__(
         self, bytes_s: float, *, clock: Clock = time.monotonic, sleep: Callable[[float], None] = time.sleep
     ) -> None:
-        if not bytes_s > 0:
+        if not (is_number(bytes_s) and bytes_s > 0):
             raise BadInput(f"a rate is a number of bytes a second above 0, got {bytes_s!r}")
         self._bytes_s = bytes_s
         self._clock, self._sleep = clock, sleep

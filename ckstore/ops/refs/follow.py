@@ -21,6 +21,7 @@ from ckstore.model.checkpoint.evaluation import check_metrics
 from ckstore.model.checkpoint.refs import Ref
 from ckstore.model.manifest.info import CheckpointInfo, Stamp
 from ckstore.model.names import DEFAULT_RUN, CheckpointKey, key_of
+from ckstore.model.sizes import is_number
 from ckstore.objects.checkpoints import key_with_id
 from ckstore.ops.api_calls import api_call
 from ckstore.ops.context import Context
@@ -256,7 +257,7 @@ def follow(
     elif attempts != ATTEMPTS:
         hint = "without lacking=, each checkpoint is yielded once"
         raise BadInput(f"attempts={attempts!r} needs lacking=", hint=hint)
-    if timeout_s is not None and not timeout_s >= 0:
+    if timeout_s is not None and not (is_number(timeout_s) and timeout_s >= 0):
         raise BadInput(f"timeout_s must be a number of seconds, 0 or more, or None, got {timeout_s!r}")
     bring = bring or (lambda: None)
     bring()

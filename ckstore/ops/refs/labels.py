@@ -19,6 +19,7 @@ from ckstore.model.canonical import fits_json
 from ckstore.model.checkpoint.annotations import to_add
 from ckstore.model.checkpoint.pins import Pin
 from ckstore.model.checkpoint.tag import Tag, tag_text
+from ckstore.model.document import shown
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import CheckpointKey, check_tag
 from ckstore.model.times import expiry, text_of_time
@@ -95,6 +96,8 @@ def tag(context: Context, name: str, ref: AnyRef) -> CheckpointInfo:
 def untag(context: Context, name: str) -> None:
     """Remove the entry `name` of ``refs/`` durably: a tag, which may be dangling, or another file or symlink."""
     context.check_writable()
+    if not isinstance(name, str):
+        raise BadInput(f"the name of a tag is a str, got {shown(name)}")
     if name not in context.layout.tag_texts():
         raise _no_tag(context, name)
     try:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from ckstore.errors import BadInput
 from ckstore.model.names import CheckpointKey
 from ckstore.model.reports.verify_report import Away, Damage, Mode, StoreFinding, VerifyReport, with_away
+from ckstore.model.sizes import is_number
 from ckstore.model.times import text_of_time
 from ckstore.objects.checkpoints import holder_names_at
 from ckstore.objects.documents.verify_times import read_checked, remember_checked
@@ -59,10 +60,10 @@ class Options:
     progress: Progress | None = None  # called at intervals with the progress
 
     def __post_init__(self) -> None:
-        if self.sample is not None and not 0 < self.sample <= 1:
+        if self.sample is not None and not (is_number(self.sample) and 0 < self.sample <= 1):
             msg = f"sample must be above 0 and at most 1, got {self.sample!r}"
             raise BadInput(msg)
-        if self.budget_s is not None and not 0 < self.budget_s < math.inf:
+        if self.budget_s is not None and not (is_number(self.budget_s) and 0 < self.budget_s < math.inf):
             raise BadInput(f"budget_s must be a number of seconds above 0, got {self.budget_s!r}")
         reading = (self.sample, self.budget_s, self.rate_bytes_s)
         if self.quick and any(option is not None for option in reading):
