@@ -17,7 +17,7 @@ from tests.support.coverage import lane_seed
 from tests.support.requirements import CRASH_FULL
 
 pytestmark = [pytest.mark.filterwarnings("ignore::ckstore.CkstoreWarning")]
-_COUNT, _HOUR_S = 8, 3600.0
+_COUNT, _HOUR_S = 6, 3600.0
 
 
 @pytest.fixture(autouse=True)

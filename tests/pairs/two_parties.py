@@ -17,6 +17,7 @@ from unittest.mock import patch
 
 from ckstore import CheckpointInfo, RetentionPolicy, Store
 from ckstore.errors import CkstoreError
+from ckstore.model.reports.gc_report import GcReport
 from ckstore.ops import mirror_record
 from ckstore.remote import key_lookup, keys
 from ckstore.remote.mirror import mirror_step
@@ -254,7 +255,8 @@ def old_backup(world: World, store: Store) -> None:
     world.may_be |= {one.number for one in world.saved.values()}
     for name, value in world.before.items():
         setattr(world, name, value)
-    world.before, world.work = None, None
+    world.before = None
+    world.work = world.work if world.draw.random() < 0.5 else None  # it may live on
     # Its remotes may have lost since then what it lists, by rules of the store itself.
     for name in (REMOTE, SECOND):
         _hurt(world, name)
@@ -285,19 +287,47 @@ def evict_and_pull(world: World, store: Store) -> None:
 
 def gc_as_planned(world: World, store: Store) -> None:
     """Free what a dry run says."""
-    would, done = store.gc(dry_run=True), store.gc()
-    assert (would.freed_bytes, would.freed_count) == (done.freed_bytes, done.freed_count), (str(would), str(done))
+    _same_numbers(store.gc(dry_run=True), store.gc())
+
+
+def purge_as_planned(world: World, store: Store) -> None:
+    """Free also the checkpoints that could be restored, as a dry run says."""
+    may = {one.info.id for one in world.listed()} - {one.info.id for one in world.current()}
+    would, done = store.gc(now=True, dry_run=True), store.gc(now=True)
+    world.purged()
+    world.settle("gc --now", may, undo=False)
+    _same_numbers(would, done)
 
 
 def prune_as_planned(world: World, store: Store) -> None:
     """Drop what a dry run says."""
-    may = world.beyond(KEPT)
+    may, now = world.beyond(KEPT), world.draw.random() < 0.3
     policy = RetentionPolicy(keep_last=KEPT)
-    would, done = store.prune(policy, dry_run=True), store.prune(policy)
-    world.settle("prune", may)
-    assert would.retention is not None
-    assert done.retention is not None
-    assert _ids(would.retention.dropped) == _ids(done.retention.dropped)
+    would, done = store.prune(policy, dry_run=True, now=now), store.prune(policy, now=now)
+    world.settle("prune", may, undo=not now)
+    assert _ids(would.dropped) == _ids(done.dropped)
+    _same_numbers(would, done)
+
+
+def _same_numbers(would: GcReport, done: GcReport) -> None:
+    def numbers(report: GcReport) -> tuple[object, ...]:
+        waiting = {(one.ref, one.id, one.nbytes, one.problem) for one in report.waiting}
+        return report.freed_bytes, report.freed_count, report.superseded, report.cached_bytes, waiting
+
+    assert numbers(would) == numbers(done), f"{would}\n{done}"
+
+
+def evict_by_rule_as_planned(world: World, store: Store) -> None:
+    """Free the local bytes that the rule does not keep, as a dry run says."""
+    connected(world, store)
+    store.config.mirror = _mirror_name(store)
+    store.config.keep_local = RetentionPolicy(keep_last=1)
+    would, done = store.evict(rule=True, dry_run=True), store.evict(rule=True)
+    if store.config.mirror not in world.unread:  # a dry run reads nothing back
+        assert _ids(would.evicted) == _ids(done.evicted)
+        assert would.freed_bytes == done.freed_bytes, (would.freed_bytes, done.freed_bytes)
+    if world.keep_remote is None:
+        store.config.keep_local = None
 
 
 def _ids(infos: tuple[CheckpointInfo, ...]) -> list[str]:
@@ -370,10 +400,44 @@ def undo_what_is_offered(world: World, store: Store) -> None:
     store.delete(one.info)
     world.settle("delete", {one.info.id})
     offered = {waiting.id for waiting in store.undoable() if not waiting.problem}
-    assert one.info.id in offered
+    if one.info.id not in offered:
+        assert one.info.id in world.hurt, "what was deleted cannot be restored"
+        return
     if world.draw.random() < 0.5:
         assert store.undo(one.info).id == one.info.id
         one.gone = ""
+
+
+def deltas(world: World, store: Store) -> None:
+    """Push differences from now on."""
+    store.config.push_deltas = True
+    world.save(store)
+
+
+def other_run(world: World, store: Store) -> None:
+    """Go on in another run, or in the first one again."""
+    runs = {one.info.run for one in world.listed()} - {world.run}
+    world.run = min(runs) if runs else "beside"
+    world.save(store)
+
+
+def remove_and_add(world: World, store: Store) -> None:
+    """Remove the mirror from the settings, and add it again."""
+    name = _mirror_name(store)
+    connected(world, store)
+    mirror, store.config.mirror = store.config.mirror, None
+    store.remotes.remove(name)
+    try:
+        store.remotes.add(name, _address(world, name))
+    finally:
+        store.config.mirror = mirror
+    _carry_out(world, store, Mirror(context_of(store)))
+
+
+def compact_as_planned(world: World, store: Store) -> None:
+    """Keep all but the newest as differences, as a dry run says."""
+    would, done = store.compact(keep_newest=1, dry_run=True), store.compact(keep_newest=1)
+    assert {one.info.id for one in done.compacted} <= {one.info.id for one in would.plan.compacted}
 
 
 PARTIES: dict[str, Act] = {
@@ -382,7 +446,8 @@ PARTIES: dict[str, Act] = {
         *(mirror_for_days, mirror_for_days, other_mirror, lose_object, damage_object, empty_remote, create_again),
         *(empty_and_create_again, verify_remote, rules, no_rules, rival_marks, heir, take_over, old_backup),
         *(evict_and_pull, gc_as_planned, prune_as_planned, remote_prune_as_planned, push_as_planned, pull_all),
-        *(lost_catalog, verify_and_repair, undo_what_is_offered),
+        *(lost_catalog, verify_and_repair, undo_what_is_offered, deltas, deltas, other_run, remove_and_add),
+        *(compact_as_planned, purge_as_planned, evict_by_rule_as_planned),
     )
 }
 FAULTS = {"lose_object", "damage_object", "empty_remote", "empty_and_create_again"}
@@ -442,6 +507,7 @@ def _mirror_tells_the_truth(world: World, store: Store, infos: dict[str, Checkpo
                 continue
             assert one.info.id in there, f"the mirror {status.remote} lacks {info.name} and says: {status}"
             world.check_load(clone, replace(one))
+            world.hurt.discard(one.info.id)  # the listing restored its claim, so it may not be lost any more
 
 
 def check(world: World) -> None:
