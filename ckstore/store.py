@@ -1676,7 +1676,8 @@ class Store:
         Args:
             ref: Which checkpoint, or several. If None, the newest, unless an option selects others.
             remote: Name of a remote. If None, the only remote.
-            dry_run: Change nothing, and report the data that would be sent.
+            dry_run: Change nothing, and report the data that would be sent. A dry run computes no differences, so a
+                push with `push_deltas` may send less.
             options: The fields of `TransferOptions`, which are run, all, tagged, bwlimit and progress.
 
         Raises:

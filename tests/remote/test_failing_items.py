@@ -332,6 +332,6 @@ def test_a_push_of_checkpoints_that_another_remote_has_names_it_and_how_to_resto
     with pytest.raises(BytesElsewhere, match="data of main@2 is only on cold") as raised:
         evicted.push(all=True, remote="spare")
 
-    assert raised.value.command_hint == "ckstore pull main@2 --remote cold restores it; then push again"
+    assert raised.value.command_hint == "ckstore pull --remote cold main@2 restores it; then push again"
     evicted.pull(2, "cold")
     evicted.push(all=True, remote="spare")

@@ -119,7 +119,7 @@ def test_a_run_with_evicted_checkpoints_is_refused_with_a_command_that_works(sto
         store.rename_run("main", "chosen")
 
     prefix, hint = "first download it: ", caught.value.command_hint or ""
-    assert hint == f"{prefix}ckstore pull main@1 main@3 --remote cold"
+    assert hint == f"{prefix}ckstore pull --remote cold main@1 main@3"
     assert caught.value.hint == f"{prefix}store.pull(ref, 'cold') for each"
     pulled = CliRunner().invoke(app, [*shlex.split(hint.removeprefix(prefix))[1:], "--store", str(store.path)])
     assert pulled.exit_code == 0

@@ -331,8 +331,7 @@ class Mirror:
         Those in the first list were pushed by another process, or before a restart of this one. Those in the second
         list were removed from the remote.
         """
-        mirrored = read_mirrored(self._context.layout, there.name)
-        again = mirrored.missing.keys() | mirrored.pruned
+        missing = read_mirrored(self._context.layout, there.name).missing
         # Each checkpoint is looked up once, and once more when it is the next to push. That is enough, because normally
         # no other process pushes the saves of this store.
         new = [info for info in todo if info.id not in self._asked]
@@ -341,9 +340,8 @@ class Mirror:
         places = {info.id: place_of(info) for info in new}
         wanted = {key for place in places.values() for key in (place.manifest, place.dropped)}
         found = look(there.objects, wanted, len(self._asked))[0].keys()
-        # A checkpoint that lost a blob is pushed again although its manifest exists on the remote. A checkpoint that
-        # the policy deleted there is pushed again although it has a deletion mark.
-        new = [info for info in new if info.id not in again]
+        # A checkpoint that lost a blob is pushed again although its manifest exists on the remote.
+        new = [info for info in new if info.id not in missing]
         removed = [info for info in new if places[info.id].dropped in found]
         pushed = [info for info in new if info not in removed and places[info.id].manifest in found]
         return pushed, self._note_removed(there, removed)
