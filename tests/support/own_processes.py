@@ -16,9 +16,21 @@ def own_processes(root: int) -> list[int]:
     while unseen:
         pid = unseen.pop()
         found.add(pid)
-        for task in Path(f"/proc/{pid}/task").glob("*/children"):
-            try:
-                unseen += [int(child) for child in task.read_text(encoding="ascii").split()]
-            except (FileNotFoundError, ProcessLookupError):  # it ended meanwhile
-                continue
+        unseen += _children(pid)
     return sorted(found)
+
+
+def _children(pid: int) -> list[int]:
+    """Return the pids of the children of `pid` that are there; none once it has ended."""
+    try:
+        tasks = os.listdir(f"/proc/{pid}/task")  # Path.glob() raises for a folder that goes while it lists it
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+    children: list[int] = []
+    for task in tasks:
+        try:
+            text = Path(f"/proc/{pid}/task/{task}/children").read_text(encoding="ascii")
+        except (FileNotFoundError, ProcessLookupError):  # it ended meanwhile
+            continue
+        children += [int(child) for child in text.split()]
+    return children
