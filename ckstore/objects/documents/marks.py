@@ -67,7 +67,7 @@ def marked(layout: Layout) -> Iterator[StorePath]:
         folder = layout.checkpoints / run
         try:
             with OpenDir(folder) as run_directory:
-                names = [name for name in os.listdir(run_directory.fd) if _may_be_marked(run_directory, name)]
+                names = [name for name in os.listdir(run_directory.fd) if _may_be_marked(run_directory.fd, name)]
         except (FileNotFoundError, NotADirectoryError, PermissionError):
             continue
         if names:
@@ -75,12 +75,16 @@ def marked(layout: Layout) -> Iterator[StorePath]:
             yield from (folder / name for name in names if name in published)
 
 
-def _may_be_marked(run_directory: OpenDir, step: str) -> bool:
+def _may_be_marked(run_fd: int, step: str) -> bool:
     try:
-        # Check only whether the file exists, without opening it.
-        return bool(run_directory.having(step, (MARK,)))
+        # One call, without opening the directory. If the directory is a symlink, it is no checkpoint, and the caller
+        # omits it.
+        os.stat(f"{step}/{MARK}", dir_fd=run_fd, follow_symlinks=False)
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return False
     except OSError:
         return True
+    return True
 
 
 def blobs_of(path: StorePath) -> list[str]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from ckstore.errors import BytesElsewhere, RemoteError
+from ckstore.fs.buffers import GRAIN_BYTES, aligned_buffer
 from ckstore.model.digest import algorithm_of
 from ckstore.model.manifest.manifest import Extent, Manifest
 from ckstore.model.manifest.stored import BlobRecord, OldPiece
@@ -42,6 +43,7 @@ class RemotePieces(Generic[D]):
         self._expected: list[tuple[int, int]] = []
         self._blob = -1
         self._window: tuple[int, memoryview] = 0, memoryview(b"")
+        self._memory = memoryview(b"")
 
     def expect(self, extents: Sequence[Extent]) -> None:
         """Announce the next reads from one blob, in the order of their offsets."""
@@ -93,10 +95,18 @@ class RemotePieces(Generic[D]):
         if run_stop == stop:
             self._receive(extent.blob, start, out, again=again)
             return
-        run = memoryview(bytearray(run_stop - start))
+        self.forget()  # the request overwrites the memory of the last one
+        run = self._run_memory(run_stop - start)
         self._receive(extent.blob, start, run, again=again)
         self._window = start, run
         out[:] = run[: len(out)]
+
+    def _run_memory(self, nbytes: int) -> memoryview:
+        """Return memory for one request, which the next request overwrites."""
+        # The kernel needs longer to provide new memory than the processor needs to hash that many bytes.
+        if len(self._memory) < nbytes:
+            self._memory = aligned_buffer(-(-nbytes // GRAIN_BYTES) * GRAIN_BYTES)
+        return self._memory[:nbytes]
 
     def advance(self, extent: Extent, old: OldPiece, out: memoryview) -> bool:
         """Change an old piece in memory into this piece. Return False if the remote has no difference between them."""
