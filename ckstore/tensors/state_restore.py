@@ -12,7 +12,6 @@ from typing import Any, ClassVar, Protocol
 
 from ckstore.errors import BadInput
 from ckstore.fs.buffers import prefer_huge_pages
-from ckstore.interpreter import python_gc_paused
 from ckstore.model.manifest.leaf_records import itemsize
 from ckstore.model.manifest.manifest import LeafKind, LeafRecord, Node
 from ckstore.model.manifest.nodes import DICTS, SEQUENCES, decode_float, decode_key, join, text_of_leaf
@@ -98,8 +97,7 @@ def build(
             containers without a selected value, are omitted from dicts, and replaced by None in lists and tuples.
     """
     made = LeafMaker(leaves, memory, sink)
-    with python_gc_paused():
-        return build_with(state, made.leaf, leaves, keep)
+    return build_with(state, made.leaf, leaves, keep)
 
 
 def build_with(

@@ -67,7 +67,7 @@ def marked(layout: Layout) -> Iterator[StorePath]:
         folder = layout.checkpoints / run
         try:
             with OpenDir(folder) as run_directory:
-                names = [name for name in os.listdir(run_directory.fd) if _may_be_marked(run_directory.fd, name)]
+                names = _may_be_marked(run_directory)
         except (FileNotFoundError, NotADirectoryError, PermissionError):
             continue
         if names:
@@ -75,16 +75,13 @@ def marked(layout: Layout) -> Iterator[StorePath]:
             yield from (folder / name for name in names if name in published)
 
 
-def _may_be_marked(run_fd: int, step: str) -> bool:
+def _may_be_marked(run_directory: OpenDir) -> list[str]:
+    names = os.listdir(run_directory.fd)
     try:
-        # One call, without opening the directory. If the directory is a symlink, it is no checkpoint, and the caller
-        # omits it.
-        os.stat(f"{step}/{MARK}", dir_fd=run_fd, follow_symlinks=False)
-    except (FileNotFoundError, NotADirectoryError, PermissionError):
-        return False
-    except OSError:
-        return True
-    return True
+        found = run_directory.look_into(names, MARK)
+    except OSError:  # the disk fails, and it is not known for which of them
+        return names
+    return [name for name, (mark, _) in found.items() if mark is not None]
 
 
 def blobs_of(path: StorePath) -> list[str]:

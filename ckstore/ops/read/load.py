@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 from ckstore.errors import BadInput, NoSuchRef
-from ckstore.interpreter import python_gc_paused
 from ckstore.model.name_globs import NameGlobs
 from ckstore.model.sizes import size_text
 from ckstore.model.training_identity import LOST, Parent, next_load
@@ -216,15 +215,14 @@ def map_memories(directory: CheckpointDirectory, storages: Iterable[int], *, ver
     to_read = []
     with directory.reporting_damage():
         maps = PieceMaps(directory)
-        with python_gc_paused():
-            for i in sorted(storages, key=lambda i: (maps.place(records[i].extents), i)):
-                view = None if records[i].tiling is not None else maps.map(records[i].extents, names.name(i))
-                # A storage is not mapped if it is encoded or damaged, if its pieces are not aligned to pages, or if
-                # its bytes in a pack are already mapped for another storage.
-                if view is None:
-                    to_read.append(i)
-                else:
-                    memories[i] = wrap(names.kind(i), view)
+        for i in sorted(storages, key=lambda i: (maps.place(records[i].extents), i)):
+            view = None if records[i].tiling is not None else maps.map(records[i].extents, names.name(i))
+            # A storage is not mapped if it is encoded or damaged, if its pieces are not aligned to pages, or if
+            # its bytes in a pack are already mapped for another storage.
+            if view is None:
+                to_read.append(i)
+            else:
+                memories[i] = wrap(names.kind(i), view)
         for i in wrong_memories(directory, memories) if verify else ():
             del memories[i]
             to_read.append(i)  # reading the storage reports or repairs the damage

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from ckstore.codecs.tiles import TILE_BYTES
 from ckstore.errors import BadInput, DamagedBlob, InsufficientSpace
 from ckstore.fs.host.memory import left
-from ckstore.interpreter import python_gc_paused
 from ckstore.model.names import spellings
 from ckstore.model.sizes import SMALL_BELOW_BYTES, size_text
 from ckstore.objects.pieces import Memory, Part, PieceReader, by_blob, check, has_file
@@ -105,19 +104,18 @@ def read_storages(
     """
     with _filling(into.values()):
         records = directory.manifest.storages
-        with python_gc_paused():
-            names = names_of(directory)
-            parts: list[Part] = []
-            for storage, out in into.items():
-                if records[storage].tiling is not None:
-                    continue
-                at, has = 0, skip.get(storage, ()) if skip else ()
-                for extent in records[storage].extents:
-                    # With `since=`, bytes that the target holds from the previous checkpoint are not read.
-                    if at not in has:
-                        there = old.get(storage, {}).get(at) if old else None
-                        parts.append(Part(extent, out[at : at + extent.length], names.name(storage), there))
-                    at += extent.length
+        names = names_of(directory)
+        parts: list[Part] = []
+        for storage, out in into.items():
+            if records[storage].tiling is not None:
+                continue
+            at, has = 0, skip.get(storage, ()) if skip else ()
+            for extent in records[storage].extents:
+                # With `since=`, bytes that the target holds from the previous checkpoint are not read.
+                if at not in has:
+                    there = old.get(storage, {}).get(at) if old else None
+                    parts.append(Part(extent, out[at : at + extent.length], names.name(storage), there))
+                at += extent.length
         for storage, out in into.items():
             # Tiles of ranks are not contiguous in memory, so either all tiles are skipped or none.
             if records[storage].tiling is None or (skip and storage in skip):
@@ -340,8 +338,7 @@ def read_memories(
     storages = list(storages)
     # A damaged or hostile manifest may claim petabytes, whose allocation would crash the process.
     check_room(directory, sum(records[i].nbytes for i in storages))
-    with python_gc_paused():
-        memories = {i: allocate(names.kind(i), records[i].nbytes) for i in storages}
+    memories = {i: allocate(names.kind(i), records[i].nbytes) for i in storages}
     read_storages(directory, {i: memory.view for i, memory in memories.items()}, verify=verify, tally=tally)
     return memories
 

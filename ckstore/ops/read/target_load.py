@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain
 
 from ckstore.errors import BadInput, DoesNotFit
-from ckstore.interpreter import python_gc_paused
 from ckstore.model.brief import brief
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.manifest import Manifest
@@ -275,21 +274,20 @@ def _load_into_open(
     def plan_by(terms: LoadRules) -> IntoPlan:
         return plan_into(target, manifest.state, manifest.leaves, terms, manifest.storages, early)
 
-    with python_gc_paused():
-        # The plan finds the values that do not fit, without changing the target.
-        plan = plan_by(terms)
-        found, can_load = plan.differences, not plan.is_empty
-        load = Load(manifest, target, terms, bool(request.strict), found, can_load, lambda by: plan_by(by).likely)
-        # Compare everything before the first byte changes, so that an error leaves the model unchanged.
-        _check_fits(load, directory, request)
-        check_room(directory, plan.new_bytes + plan.kept_bytes)
-        # From here on the target may hold parts of this checkpoint.
-        addresses = plan.filling.addresses
-        begin(addresses)
-        # Allocate memory first, because an allocation that fails during the reading would leave a mixture of two
-        # checkpoints in the target.
-        plan.prepare([storage.nbytes for storage in manifest.storages])
-        whole = _read_whole(manifest, plan)
+    # The plan finds the values that do not fit, without changing the target.
+    plan = plan_by(terms)
+    found, can_load = plan.differences, not plan.is_empty
+    load = Load(manifest, target, terms, bool(request.strict), found, can_load, lambda by: plan_by(by).likely)
+    # Compare everything before the first byte changes, so that an error leaves the model unchanged.
+    _check_fits(load, directory, request)
+    check_room(directory, plan.new_bytes + plan.kept_bytes)
+    # From here on the target may hold parts of this checkpoint.
+    addresses = plan.filling.addresses
+    begin(addresses)
+    # Allocate memory first, because an allocation that fails during the reading would leave a mixture of two
+    # checkpoints in the target.
+    plan.prepare([storage.nbytes for storage in manifest.storages])
+    whole = _read_whole(manifest, plan)
     # Newly allocated memory holds nothing of the previous checkpoint.
     skip = {} if before is None or plan.new_bytes else _held(before, manifest, whole)
     tally = Tally(_bytes_to_read(manifest, plan, skip), request.progress)

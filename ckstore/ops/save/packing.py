@@ -18,7 +18,6 @@ from ckstore.catalog.queries import Counted, PieceLocation
 from ckstore.errors import CatalogUnavailable, CkstoreError
 from ckstore.fs import dirfd_stat, files
 from ckstore.fs.buffers import GRAIN_BYTES, aligned_buffer
-from ckstore.interpreter import python_gc_paused
 from ckstore.model.digest import Algorithm
 from ckstore.model.manifest.captured import ByteSource, copy_of
 from ckstore.model.sizes import MEDIUM_BELOW_BYTES, SMALL_BELOW_BYTES
@@ -243,10 +242,8 @@ class Packer:
     def _wait_for_first(self) -> None:
         wait, pieces = self._waiting.pop(0)
         blob, nbytes = wait(), _end(pieces)
-        # Creating tens of thousands of locations would make Python's collector walk the trainer's heap repeatedly.
-        with python_gc_paused():
-            for key, source, start in pieces:
-                self.places[key] = PieceLocation(blob, nbytes, start, source.nbytes)
+        for key, source, start in pieces:
+            self.places[key] = PieceLocation(blob, nbytes, start, source.nbytes)
 
 
 def _end(pieces: Sequence[PackPiece]) -> int:
@@ -284,10 +281,9 @@ def place_small(
     counted: Counted | None = None
 
     for batch in _batches(sources):
-        with python_gc_paused():
-            digests = (writer if fingerprinted is None else fingerprinted).digests(batch)
-            sizes = {digest: source.nbytes for digest, source in zip(digests, batch, strict=True) if digest not in seen}
-            found, counted = find_pieces(context, sizes)
+        digests = (writer if fingerprinted is None else fingerprinted).digests(batch)
+        sizes = {digest: source.nbytes for digest, source in zip(digests, batch, strict=True) if digest not in seen}
+        found, counted = find_pieces(context, sizes)
         for digest, source in zip(digests, batch, strict=True):
             key = _key_of(context, digest, source, seen) if compare else digest
             keys.append(key)
@@ -454,13 +450,12 @@ def _learn_from_manifest(context: Context, run: str) -> None:
             manifest = directory.manifest
     except (OSError, CkstoreError):  # the checkpoint was deleted, is damaged or is in use: then the packs are read
         return
-    with python_gc_paused():
-        for storage in manifest.storages:
-            for extent in storage.extents:
-                blob = manifest.blobs[extent.blob]
-                if extent.piece != blob.digest:
-                    place = PieceLocation(blob.digest, blob.nbytes, extent.offset, extent.length)
-                    context.known.pieces.setdefault(extent.piece, place)
+    for storage in manifest.storages:
+        for extent in storage.extents:
+            blob = manifest.blobs[extent.blob]
+            if extent.piece != blob.digest:
+                place = PieceLocation(blob.digest, blob.nbytes, extent.offset, extent.length)
+                context.known.pieces.setdefault(extent.piece, place)
 
 
 def _pieces_are_there(

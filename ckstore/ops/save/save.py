@@ -413,16 +413,15 @@ def _stage_captured(
     changed = captured.first_changed()
     if changed is not None:
         raise state_changed(changed)
-    with python_gc_paused():
-        texts = StateTexts.of(captured.leaves, captured.state)
-        most = NAMES_MOST_CHARS + NAMES_MOST_TIMES * len(texts.state)
-        if captured.name_chars > most:
-            reason = f"the paths to its values have {captured.name_chars} characters, at most {most} can be read"
-            raise CannotStore("", reason, hint="use shorter keys, or keep long lists of numbers in tensors or arrays")
-        draft = draft_of(context, captured, stored, texts, request.run, description, parent)
-        found = None if stored.found is None else judged(draft, stored.found, before, request.step)
-        if found is not None:
-            draft = replace(draft, health=found.lineage.health)
+    texts = StateTexts.of(captured.leaves, captured.state)
+    most = NAMES_MOST_CHARS + NAMES_MOST_TIMES * len(texts.state)
+    if captured.name_chars > most:
+        reason = f"the paths to its values have {captured.name_chars} characters, at most {most} can be read"
+        raise CannotStore("", reason, hint="use shorter keys, or keep long lists of numbers in tensors or arrays")
+    draft = draft_of(context, captured, stored, texts, request.run, description, parent)
+    found = None if stored.found is None else judged(draft, stored.found, before, request.step)
+    if found is not None:
+        draft = replace(draft, health=found.lineage.health)
     recorded = [source.nbytes for source in captured.sources if isinstance(source, RecordedSource)]
     kept_bytes = sum(recorded) + stored.kept_bytes
     return StagedCheckpoint(
@@ -585,17 +584,16 @@ def _catalogue(context: Context, keys: Iterable[CheckpointKey], own: Published |
         return look(context.layout, key).published
 
     try:
-        with python_gc_paused():
-            context.catalog.reconcile(
-                keys,
-                look_at,
-                timeout_s=CATALOG_TIMEOUT_S,
-                tags=context.layout.tags,
-                readings=staged.readings(),
-                # The catalog is only an index and needs no fsync: after a power cut, the next opening adds the row from
-                # the directory.
-                durable=False,
-            )
+        context.catalog.reconcile(
+            keys,
+            look_at,
+            timeout_s=CATALOG_TIMEOUT_S,
+            tags=context.layout.tags,
+            readings=staged.readings(),
+            # The catalog is only an index and needs no fsync: after a power cut, the next opening adds the row from
+            # the directory.
+            durable=False,
+        )
     except (CkstoreError, OSError) as error:  # the next opening adds the missing rows, or reports why it cannot
         return why_of(error)
     return ""

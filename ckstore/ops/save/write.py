@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ckstore.errors import CannotStore, SaveFailed
 from ckstore.fs.buffers import aligned_buffer, is_aligned
-from ckstore.interpreter import end_overdue_pauses, python_gc_paused
+from ckstore.interpreter import end_overdue_pauses
 from ckstore.model.manifest.captured import BytesSource, bytes_of
 from ckstore.model.manifest.manifest import BlobRecord, Extent, StorageRecord
 from ckstore.ops.call_threads import Workers
@@ -147,9 +147,7 @@ def store_sources(
         writer.part_collisions()
         if fingerprinted is not None:
             fingerprinted.settle()
-        # With tens of thousands of records, Python's collector would walk the heap of the trainer repeatedly.
-        with python_gc_paused():
-            blobs, storages = _records(sources, dict(zip(small, keys, strict=True)), places, chunked)
+        blobs, storages = _records(sources, dict(zip(small, keys, strict=True)), places, chunked)
         # The blobs in the manifest must be in the staging directory before it is sealed (law N1 of docs/protocol.md).
         # `complete` may have to read a chunk again, so it precedes `stop`, which frees the transfer buffers.
         writer.complete(blobs)
