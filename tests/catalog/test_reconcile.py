@@ -1,4 +1,4 @@
-"""Rule C: however often, late or never the rows were made equal, in the end they are equal."""
+"""Rows may be reconciled often, late or never: after the next opening, they match the directories (ADR 0002)."""
 
 import shutil
 import sqlite3

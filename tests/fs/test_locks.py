@@ -1,4 +1,4 @@
-"""Rule L: a lock is on the directory that the path names, and lives exactly as long as its holder."""
+"""A lock is on the directory that the path names, and ends with its holder (laws L1 and L2 of docs/protocol.md)."""
 
 from __future__ import annotations
 

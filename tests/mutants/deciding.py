@@ -1,4 +1,4 @@
-"""Mutants that believe the catalog where the directories decide (rule D)."""
+"""Mutants that believe the catalog where the directories decide (ADR 0002)."""
 
 from __future__ import annotations
 

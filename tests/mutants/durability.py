@@ -1,4 +1,4 @@
-"""Mutants without an fsync, or with one in the wrong place (rules F and T)."""
+"""Mutants without an fsync, or with one in the wrong place (laws D1 to N4, and T2)."""
 
 from __future__ import annotations
 

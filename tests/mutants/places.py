@@ -1,4 +1,4 @@
-"""Mutants that follow a path, or a name, to where another user may have put something (rule N)."""
+"""Mutants that follow a path or a name to a file of another user ("Places in a store" in docs/protocol.md)."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ _DCP = "tests/integrations/test_dcp.py"
 
 RANKS = [
     Mutant(
-        "a rank fsyncs the rename of another rank before it acknowledges it (rule F)",
+        "a rank fsyncs the rename of another rank before it acknowledges it (N2)",
         "ranks-acknowledge-unsynced",
         "Coordinator._published",
         "            files.sync_directory(folder)\n",

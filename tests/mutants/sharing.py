@@ -1,4 +1,4 @@
-"""Mutants without a lock, a look, or a comparison (rules L, T, K and C, and what a hit is)."""
+"""Mutants without a lock, a look, or a comparison (laws L1 to L3, T1, T2 and K1, and the catalog)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The transactions of the catalog, each atomic (rule C)."""
+"""The transactions of the catalog, each of which is atomic (docs/adr/0002-catalog.md)."""
 
 from __future__ import annotations
 

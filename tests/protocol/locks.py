@@ -1,4 +1,4 @@
-"""Who holds which directory locked for use (rule L)."""
+"""Who holds which directory locked for use (laws L1 to L3 of docs/protocol.md)."""
 
 from __future__ import annotations
 
@@ -29,5 +29,5 @@ def undoing(world: World, x: str) -> bool:
 
 
 def mapped(world: World, inode: str) -> bool:
-    """Whether a process has an inode open or mapped, so that a lease on it is refused (rule K)."""
+    """Whether a process has an inode open or mapped, so that a lease on it is refused (law K1)."""
     return world.reader == f"map {inode}"

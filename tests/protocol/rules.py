@@ -1,4 +1,4 @@
-"""The rules that the protocol is made of, each to be switched off alone; the functions that keep them are named."""
+"""The rules of the protocol. Each can be switched off alone, and its comment names the function that keeps it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ from tests.protocol.switches import Switches
 
 @dataclass(frozen=True, slots=True)
 class Rules(Switches):
-    """Which rules the modelled code keeps; without a change all of them. L, F, T, K, C: the five of the design."""
+    """The rules that the modelled code keeps: all of them, unless one is switched off.
+
+    The letter before a function is the kind of the rule: L for locks, F for fsyncs, T for trash, K for what the kernel
+    shows about the use of a blob, and C for the catalog.
+    """
 
     lock_names_path: bool = True  # L locks._lock: after locking, the path still gives that directory
     lock_until_acknowledged: bool = True  # L ops.save: the lock on staging goes along through the rename

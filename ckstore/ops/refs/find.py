@@ -275,7 +275,7 @@ def _best(context: Context, ref: Ref) -> CheckpointInfo:
             return found
         read.add(found.name)
         try:
-            # Rule D: a wrong number in a row must not make a checkpoint the best.
+            # A wrong number in a row of the catalog must not make a checkpoint the best (docs/adr/0002-catalog.md).
             listed[found.name] = from_manifests(context, found)
         except DamagedBlob:  # loading it reports the damage
             return found

@@ -78,7 +78,7 @@ def take_newest_valid(context: Context, ref: str, take: Take[T], *, read_touched
         found = newest_first(infos(context, run, superseded=True))
     for info in found:
         try:
-            # Rule D: no checkpoint is skipped only because of a row of the catalog.
+            # No checkpoint is skipped only because of a row of the catalog, which may be wrong (docs/adr/0002).
             if why_skipped(kind, info) and why_skipped(kind, known := from_manifests(context, info)):
                 skipped.append(known)
                 continue

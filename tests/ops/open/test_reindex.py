@@ -1,4 +1,4 @@
-"""Losing the catalog loses nothing (promise P5): what the directories say is all that it said."""
+"""Losing the catalog loses nothing , because everything in it is also in the directories."""
 
 from __future__ import annotations
 
