@@ -187,8 +187,13 @@ class PieceReader:
         subject = f"{self._directory.path}: blob {blob} of {what}"
         algorithm = algorithm_of(extent.piece)
         running = algorithm.start()
-        # Check only the beginning of a piece, because each check makes the kernel read some pages into the cache.
-        past_cache = self._past_cache and not is_decoded and not files.is_cached(fd, extent.offset)
+        # Each check makes the kernel read some pages into the cache. So only one page is checked, and a random one. The
+        # page of an earlier check is cached, although the rest of the piece may not be.
+        past_cache = (
+            self._past_cache
+            and not is_decoded
+            and not files.is_cached(fd, extent.offset + int.from_bytes(os.urandom(8)) % max(1, extent.length))
+        )
         try:
             # Read and hash one part after another instead of in two passes over the whole piece (docs/adr/0006).
             at = 0

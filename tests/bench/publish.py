@@ -9,6 +9,7 @@ the pause, and one memcpy of the changed tensors is measured after it.
 
 from __future__ import annotations
 
+import os
 import shutil
 import statistics
 import sys
@@ -90,11 +91,13 @@ def _measure(folder: Path, weights: dict[str, torch.Tensor], share: float, form:
                     _train(weights, share)
                     store.save({"model": weights}, step, "policy")
                 for kind, publisher in publishers.items():
+                    os.sync()  # the disk must not write the copies of the last engines meanwhile
                     began_s, began_cpu_s = time.monotonic(), time.process_time()
                     sizes[kind] = next(publisher).nbytes
                     took[kind, "publishing"].append(time.monotonic() - began_s)
                     for name, rate in _LINKS.items():
                         engine = WeightEngine(folder / f"{kind} {name}", base, Link(rate) if rate else None)
+                        os.sync()
                         began_s = time.monotonic()
                         engine.pull(folder / kind, newest_version(folder / kind))
                         took[kind, name].append(took[kind, "publishing"][-1] + time.monotonic() - began_s)

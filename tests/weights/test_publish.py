@@ -954,6 +954,13 @@ def test_new_weights_are_read_past_the_page_cache(journaled_tmp_path: Path) -> N
             fd = os.open(new, os.O_RDONLY)
             try:
                 assert not files.is_cached(fd, 12 * 2**20)
+                weights["w"][5] = 2
+                store.save({"model": weights}, 3, "policy")
+
+                assert not next(versions).is_full  # reads the same blob again, now as that of the previous version
+
+                # Each of the two readings may have cached the pages around one byte.
+                assert sum(files.is_cached(fd, at) for at in range(0, 24 * 2**20, 4 * 2**20)) <= 3
             finally:
                 os.close(fd)
         check_store(store.path)
