@@ -20,6 +20,7 @@ from ckstore.objects.checkpoints import holder_names_at
 from ckstore.ops import config_file
 from ckstore.ops.api_calls import api_call
 from ckstore.ops.context import Context
+from ckstore.ops.mirror_record import forget_copies
 from ckstore.ops.mirror_settings import KEEP_REMOTE, MIRROR
 from ckstore.ops.notices import warn
 from ckstore.ops.refs.listing import infos
@@ -77,6 +78,9 @@ class Remotes:
     ) -> RemoteEntry:
         """Probe a service and add the remote under a name. If the target has no remote yet, one is created.
 
+        A remote that lost its ``remote.json``, but not its other objects, gets the same uuid again. Only a store that
+        relies on the remote knows this uuid.
+
         Credentials are read from the environment, a profile or a role each time the remote is used, and never stored.
 
         Args:
@@ -89,6 +93,7 @@ class Remotes:
         Raises:
             BadInput: The name is already used for another remote, the address is invalid, the remote uses another hash
                 than the store, or the directory contains other files.
+            NoSuchRemote: The remote lost its ``remote.json``, and only other stores know its uuid.
             RemoteError: The target cannot be reached or used.
         """
         return self._add(name, target, endpoint=endpoint, region=region)
@@ -100,8 +105,10 @@ class Remotes:
         check_name(name)
         wanted = target_at(parse_target(target, endpoint=endpoint, region=region))
         self._check_is_at(name, wanted)
-        entry = self._probed_entry(name, wanted, make=True)
+        entry, is_created = self._probed_entry(name, wanted, make=True)
         self._keep(entry, is_new=True)
+        if is_created:  # a remote that lost its description may also have lost checkpoints
+            forget_copies(self._context.layout, name)
         return entry
 
     @api_call
@@ -117,7 +124,7 @@ class Remotes:
 
         self._context.check_writable()
         old = entry_named(self._context.layout, name)
-        entry = self._probed_entry(old.name, old.target, make=False)
+        entry, _ = self._probed_entry(old.name, old.target, make=False)
         check_uuid_is(entry.uuid, old.uuid, old.name)
         self._keep(entry, is_new=False)
         return entry
@@ -363,27 +370,32 @@ class Remotes:
             hint = f"remove it first with ckstore remote rm {name}, or choose another name"
             raise BadInput(f"{name} is the remote at {taken.target}", hint=hint)
 
-    def _probed_entry(self, name: str, target: Target, *, make: bool) -> RemoteEntry:
-        """Return the entry of a remote after probing its target. If `make` is True, create a missing remote."""
+    def _probed_entry(self, name: str, target: Target, *, make: bool) -> tuple[RemoteEntry, bool]:
+        """Return the entry of a remote after probing its target, and whether the remote was created.
+
+        If `make` is True, a missing remote is created.
+        """
         if target.kind == "store":
-            return RemoteEntry(name, target, self._store_at(target))
+            return RemoteEntry(name, target, self._store_at(target)), False
         if target.kind == "directory" and make:
             make_folder(target)
-        from ckstore.remote.documents.remote_info import RemoteInfo, agreed_info, check_hash, read_info
+        from ckstore.remote.documents.remote_info import agreed_info, check_hash, read_info
+        from ckstore.remote.remote_only.lost_description import new_info
         from ckstore.remote.service.service_probe import probe
 
         settings = self._context.settings
         abilities, now = probe(target)
         objects = open_objects(target, abilities)
-        if make and abilities.writes and objects.head(keys.INFO) is None:
+        is_missing = make and abilities.writes and objects.head(keys.INFO) is None
+        if is_missing:
             created = text_of_time(now or datetime.now(UTC))
-            objects.create(keys.INFO, RemoteInfo.of(settings, created).render())
+            objects.create(keys.INFO, new_info(self._context, name, target, objects, created).render())
         # The description is read back even after it was written. If two clients create a remote at the same time, both
         # then use the same description.
         is_shared = make and abilities.writes and abilities.cas == "no"
         info = agreed_info(objects, name) if is_shared else read_info(objects, name)
         check_hash(info, settings, name)
-        return RemoteEntry(name, target, info.uuid, abilities)
+        return RemoteEntry(name, target, info.uuid, abilities), is_missing
 
     def _store_at(self, target: Target) -> str:
         from ckstore.ops.open.opening import open_context

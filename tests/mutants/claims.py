@@ -7,6 +7,7 @@ from tests.mutants.mutant import Mutant
 _LISTING = "tests/remote/test_listing.py"
 _KEEP = "tests/remote/test_keep.py"
 _CLAIMS, _OWNERS = "tests/remote/test_claims.py", "tests/remote/test_owners.py"
+_LOST = "tests/remote/test_lost_data.py"
 
 CLAIMS = [
     Mutant(
@@ -359,7 +360,7 @@ CLAIMS = [
     Mutant(
         "an unreadable claim counts, and stops no other task",
         "damaged-claim-stops-all",
-        "claims._read_if_possible",
+        "claims.read_if_possible",
         "    except RemoteError:\n        return None\n",
         "    except RemoteError:\n        raise\n",
         f"{_CLAIMS}::test_an_unreadable_claim_counts_and_blocks_nothing_else",
@@ -374,6 +375,24 @@ CLAIMS = [
         "    except (CkstoreError, OSError):\n        return True\n",
         f"{_OWNERS}::test_a_store_on_this_machine_is_dead_only_if_its_path_can_be_read",
         "assert",
+    ),
+    Mutant(
+        "a remote that lost its description gets the uuid that its claims prove",
+        "described-as-another",
+        "lost_description.new_info",
+        "if holder.claim in own)",
+        "if False)",
+        f"{_LOST}::test_a_remote_that_lost_only_its_description_is_added_again_as_the_same[True]",
+        "assert",
+    ),
+    Mutant(
+        "a store does not describe a remote whose uuid only other stores know",
+        "described-without-uuid",
+        "lost_description.refuse_claimed",
+        "    if not claims:\n",
+        "    if True:\n",
+        f"{_LOST}::test_a_store_does_not_describe_a_remote_on_which_another_store_relies",
+        "DID NOT RAISE",
     ),
     Mutant(
         "claims that are missing at a remote are written again",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ckstore import BytesElsewhere, CkstoreWarning, NoSuchRemote, RetentionPolicy, Store
+from ckstore import BadInput, BytesElsewhere, CkstoreWarning, NoSuchRemote, RetentionPolicy, Store
 from ckstore.ops.refs.find import open_directory
 from ckstore.remote import keys
 from ckstore.remote.service.remote_entries import open_objects
@@ -118,9 +118,80 @@ def test_the_status_does_not_count_on_a_mirror_that_lost_its_description(
     mirrored(store)
     status = store.mirror_status()
     assert status is not None
-    assert status.behind == ()
+    assert (status.missing, status.behind) == ((), ())
+    assert same(store.load(1), state(1))
     with Store.clone(tmp_path / "cold", tmp_path / "clone") as clone:
         assert same(clone.load(2), state(2))
+
+
+@pytest.mark.parametrize("is_removed", [False, True])
+def test_a_remote_that_lost_only_its_description_is_added_again_as_the_same(
+    store: Store, tmp_path: Path, is_removed: bool
+) -> None:
+    for step in (1, 2):
+        store.save(state(step), step=step)
+    store.push(all=True, remote="cold")
+    store.evict(1, "cold")
+    uuid = store.remotes.get("cold").uuid
+    (tmp_path / "cold" / keys.INFO).unlink()
+    if is_removed:
+        with pytest.warns(CkstoreWarning, match="1 checkpoint"):
+            store.remotes.remove("cold")
+
+    store.remotes.add("cold", tmp_path / "cold")
+
+    assert store.remotes.get("cold").uuid == uuid
+    assert store.verify().ok
+    assert same(store.load(1), state(1))
+    store.pull(1)
+    check_store(store.path)
+
+
+def test_a_store_does_not_describe_a_remote_on_which_another_store_relies(store: Store, tmp_path: Path) -> None:
+    store.save(state(1), step=1)
+    store.push(all=True, remote="cold")
+    store.evict(1, "cold")
+    with Store.init(tmp_path / "other", chunk_bytes=MIB) as other:
+        other.remotes.add("shared", tmp_path / "cold")
+        (tmp_path / "cold" / keys.INFO).unlink()
+
+        with pytest.raises(NoSuchRemote, match=r"remote\.json is missing") as raised:
+            other.remotes.add("shared", tmp_path / "cold")
+        assert str(store.path) in raised.value.message
+        assert "ckstore remote add" in str(raised.value.hint)
+        with pytest.raises(NoSuchRemote, match=r"remote\.json is missing"):
+            Store.open_or_init(tmp_path / "new", mirror=tmp_path / "cold")
+        assert not (tmp_path / "new").exists()
+        store.remotes.add("cold", tmp_path / "cold")
+
+        assert other.pull(1, "shared").new
+    assert same(store.load(1), state(1))
+    check_store(store.path)
+
+
+def test_a_clone_adds_its_remote_again_as_the_same(store: Store, tmp_path: Path) -> None:
+    store.save(state(1), step=1)
+    store.push(all=True, remote="cold")
+    with Store.clone(tmp_path / "cold", tmp_path / "clone") as clone:
+        (tmp_path / "cold" / keys.INFO).unlink()
+        (name,) = (entry.name for entry in clone.remotes)
+        with pytest.warns(CkstoreWarning, match="1 checkpoint"):
+            clone.remotes.remove(name)
+
+        clone.remotes.add(name, tmp_path / "cold")
+
+        assert clone.verify().ok
+        assert same(clone.load(1), state(1))
+    store.push(all=True, remote="cold")
+
+
+def test_a_remote_without_description_gets_none_with_another_hash(store: Store, tmp_path: Path) -> None:
+    store.save(state(1), step=1)
+    store.push(all=True, remote="cold")
+    (tmp_path / "cold" / keys.INFO).unlink()
+    with Store.init(tmp_path / "other", hash="blake3") as other, pytest.raises(BadInput, match="blake3"):
+        other.remotes.add("shared", tmp_path / "cold")
+    assert not (tmp_path / "cold" / keys.INFO).exists()
 
 
 def test_an_unmounted_remote_leaves_evicted_checkpoints_unmarked(store: Store, tmp_path: Path) -> None:

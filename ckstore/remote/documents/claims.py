@@ -103,17 +103,17 @@ def who_claims(context: Context, remote: Remote, claims: Iterable[Claim]) -> dic
     stores: dict[str, str] = {context.settings.uuid: "this store"}
     for claim in claims:
         if claim.store not in stores:
-            said = _read_if_possible(remote, claim)
+            said = read_if_possible(remote.objects, claim)
             where = "the store" if said is None else f"the store {said.path} on {said.host}"
             stores[claim.store] = f"{where} ({claim.store})"
         found[claim.place] = f"{stores[claim.store]} evicted its own copy and relies on this one"
     return found
 
 
-def _read_if_possible(remote: Remote, claim: Claim) -> ClaimRecord | None:
+def read_if_possible(objects: Objects, claim: Claim) -> ClaimRecord | None:
     """Return the content of a claim, or None if it has ended or is damaged. A damaged claim still counts."""
     try:
-        return read_claim(remote.objects, claim)
+        return read_claim(objects, claim)
     except OF_ALL:
         raise
     except RemoteError:
@@ -162,7 +162,7 @@ def release_claims(context: Context, remote: Remote, store: str) -> StoreClaims:
 
 
 def _claims_entry(context: Context, remote: Remote, store: str, claims: list[Claim]) -> StoreClaims:
-    said = _read_if_possible(remote, claims[-1])
+    said = read_if_possible(remote.objects, claims[-1])
     refs = sorted({f"{claim.place.name}.{short_id(claim.place.id)}" for claim in claims})
     host, path = ("", "") if said is None else (said.host, said.path)
     return StoreClaims(store, host, path, store == context.settings.uuid, tuple(refs))

@@ -36,9 +36,9 @@ class RemoteInfo:
     created: str  # UTC, as in a manifest
 
     @classmethod
-    def of(cls, settings: StoreSettings, created: str) -> RemoteInfo:
-        """Return the description of a new remote that a store creates."""
-        return cls(str(uuid.uuid4()), settings.uuid, settings.hash, settings.chunk_bytes, created)
+    def of(cls, settings: StoreSettings, created: str, former: str = "") -> RemoteInfo:
+        """Return the description of a remote that a store creates. A remote that lost it gets its former uuid again."""
+        return cls(former or str(uuid.uuid4()), settings.uuid, settings.hash, settings.chunk_bytes, created)
 
     def render(self) -> bytes:
         """Return the content of the object."""
@@ -77,8 +77,8 @@ def read_info(objects: Objects, name: str) -> RemoteInfo:
     if data is None:
         msg = f"there is no remote at {name}: {keys.INFO} is missing"
         hint = (
-            f"if its objects were removed, create the remote again with ckstore remote add {name} URL; ckstore verify "
-            "lists the checkpoints that are lost"
+            f"ckstore remote add {name} URL, in a store that used it, creates it again; then ckstore verify lists "
+            "the checkpoints that are lost"
         )
         raise NoSuchRemote(msg, hint=hint)
     return read_document(data, _parse, f"{keys.INFO} of {name}")

@@ -10,7 +10,9 @@ from ckstore.errors import BadInput
 from ckstore.fs import dirfd_stat
 from ckstore.ops.context import Context
 from ckstore.remote import keys
+from ckstore.remote.documents.claims import claims_at
 from ckstore.remote.mirror.ownership import learn_order
+from ckstore.remote.remote_only.lost_description import refuse_claimed
 from ckstore.remote.remote_opener import named_remote, refuse_store, settings_there
 from ckstore.remote.service.folder import check_folder
 from ckstore.remote.service.remote_entries import RemoteEntry, entries, entry_named, open_objects
@@ -46,6 +48,7 @@ def settings_at(root: Path, mirror: str | os.PathLike[str]) -> tuple[str, int] |
             return None
     if (found := settings_there(target, _NAME)) is None:
         objects = open_objects(target)
+        refuse_claimed(objects, target, claims_at(objects))
         # If the bucket is missing or read-only, fail now, so that no store without its mirror is left behind.
         key = f"{keys.PROBE}{uuid.uuid4().hex}-new"
         objects.send(key, b"1")

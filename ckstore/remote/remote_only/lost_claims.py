@@ -35,7 +35,7 @@ def claim_again(context: Context, remote: Remote) -> int:
     uuid = check_takes(remote, context.settings).uuid
     own = {
         path: claim
-        for path in _evicted(context)
+        for path in evicted_paths(context)
         for claim in (holder.claim for holder in holders_at(path) if holder.uuid == uuid)
         if claim
     }
@@ -51,7 +51,7 @@ def claim_again(context: Context, remote: Remote) -> int:
     return len(wanted)
 
 
-def _evicted(context: Context) -> Iterator[StorePath]:
+def evicted_paths(context: Context) -> Iterator[StorePath]:
     """Yield the directories of checkpoints, listed or deleted, that may have been evicted."""
     layout = context.layout
     yield from (layout.checkpoint(info.key) for info in infos(context, superseded=True) if info.elsewhere)

@@ -219,8 +219,8 @@ def test_a_key_that_is_no_path_is_said_and_leads_nowhere(tmp_path: Path, odd: st
         target = service.target("run")
         with Store.init(tmp_path / "store") as store:
             store.save({"x": 1}, step=1)
-            store.remotes.add("far", target.address, endpoint=target.endpoint)
             with suppress(RemoteError):  # of what is listed below another folder nothing is seen
+                store.remotes.add("far", target.address, endpoint=target.endpoint)
                 store.push(1, "far")
                 store.pull(remote="far", all=True)
                 assert not odd.startswith("checkpoints")
