@@ -94,9 +94,10 @@ def plan_pull(context: Context, source: Source, places: Sequence[Place], if_exis
         refusal = _refusal(context, found.manifest, others, "beside" if is_known else if_exists)
         if refusal:
             warnings.append(refusal)
-        elif if_exists == "replace":
+            continue
+        if if_exists == "replace":
             warnings += _replaced(context, found.manifest, others)
-        new += [place] if lacking is None and not refusal else []
+        new += [place] if lacking is None else []
         for blob in found.manifest.blobs:
             wanted[blob.digest] = blob.nbytes
             # If the checkpoint is local, only its evicted blobs are downloaded again.
@@ -301,16 +302,16 @@ class Pull:
         staging = Staging.create(context.layout, manifest.run, manifest.step, read_back=read_back)
         rule = self._rule(place)
         try:
-            # Refuse before the download. `publish` checks again, because another process may publish meanwhile.
-            publishing.existing_of_step(context.layout, manifest, rule, context.of_step(*place.run_step))
-            self._fill(place, manifest, found.form, staging)
-            if annotations is not None:
-                # The file is in the staging directory, so that the one rename publishes it together with the state.
-                path = staging.lock.inside / ANNOTATIONS
-                files.create_file(path, seal(annotations.render()), mode=files.mode_in(staging.lock.fd))
-            staging.seal(found.data)
-            runs = publishing.KnownRuns(context.known.synced_runs, context.of_step)
-            outcome = publishing.publish(staging, manifest, found.id, rule, runs)
+            # Decide before the download. `publish` decides again, because another process may publish meanwhile.
+            of_step = context.of_step(*place.run_step)
+            kept = publishing.existing_of_step(context.layout, manifest, rule, of_step)
+            if kept is None:
+                self._stage(place, found, annotations, staging)
+                runs = publishing.KnownRuns(context.known.synced_runs, context.of_step)
+                outcome = publishing.publish(staging, manifest, found.id, rule, runs)
+            else:
+                self._all_bytes -= sum(blob.nbytes for blob in manifest.blobs)
+                outcome = Outcome(kept.key, existing=kept)
         except BaseException as error:
             # Downloaded blobs remain for the next attempt until the next gc, unless the disk is full.
             if not reclaim.is_full(error):
@@ -320,6 +321,15 @@ class Pull:
                 error.hint = "if_exists='replace' replaces that one; if_exists='keep' skips this checkpoint"
             raise
         return self._follow_up(staging, manifest, place, outcome)
+
+    def _stage(self, place: Place, found: SourceManifest, annotations: Annotations | None, staging: Staging) -> None:
+        """Download a checkpoint into a staging directory, and make the directory ready to be published."""
+        self._fill(place, found.manifest, found.form, staging)
+        if annotations is not None:
+            # The file is in the staging directory, so that the one rename publishes it together with the state.
+            path = staging.lock.inside / ANNOTATIONS
+            files.create_file(path, seal(annotations.render()), mode=files.mode_in(staging.lock.fd))
+        staging.seal(found.data)
 
     def _rule(self, place: Place) -> Rule:
         if place.run_step not in self._taken:

@@ -368,7 +368,11 @@ def test_a_pull_replaces_a_checkpoint_of_the_step_only_on_request(store: Store, 
         other.pull(1, remote)
     assert other.info(1).id == mine.id
     assert sorted((other.path / "blobs").rglob("*")) == blobs  # refused before the download
-    assert other.pull(1, remote, if_exists="keep").checkpoints[0].id == mine.id
+    planned = other.pull(1, remote, if_exists="keep", dry_run=True)
+    kept = other.pull(1, remote, if_exists="keep")
+    assert kept.checkpoints[0].id == mine.id
+    assert sorted((other.path / "blobs").rglob("*")) == blobs
+    assert {(one.new, one.moved_count, one.moved_bytes, one.reused_bytes) for one in (planned, kept)} == {((), 0, 0, 0)}
     assert other.pull(1, remote, if_exists="replace").checkpoints[0].id == pushed.id
     assert other.info(1).id == pushed.id
     check_store(other.path)
