@@ -175,7 +175,9 @@ class Store:
 
         Args:
             path: The directory of the store, or the URL of a remote (``s3://…``), which is opened for reading. Existing
-                checkpoints of the remote are listed, `follow` yields new ones, and loads download what they read.
+                checkpoints of the remote are listed, and loads download what they read. Only `follow` lists new ones:
+                ``list(store.follow(run, timeout_s=0))`` lists those that were pushed meanwhile, so that ``latest`` is
+                current again. Checkpoints that are deleted from the remote remain listed.
             run: Binds this handle to a run. Saves, commits, and calls and refs that name no run use this run. Tags and
                 ids name a checkpoint of any run. If None, saves use ``main``, and ``latest`` without a run is refused
                 if the store has several runs. ``auto`` creates a new run: ``main``, or the first of ``main-2``,

@@ -90,6 +90,11 @@ def test_a_remote_can_be_read_by_its_url(store: Store, service: Service, monkeyp
     assert same(there.load(2), state(2))
     assert there.diff(1, 2).changed
     follower.close()
+    store.save(state(3), step=3)
+    store.push()
+    assert there.info("latest").step == 2  # only `follow` asks the remote
+    assert [info.step for info in there.follow("main", timeout_s=0)] == [1, 2, 3]
+    assert there.info("latest").step == 3
     folder = there.path.parent
     child = os.fork()
     if not child:
