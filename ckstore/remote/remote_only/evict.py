@@ -249,8 +249,10 @@ def _evict_one(context: Context, one: Eviction, attest: PresenceCheck, *, dry_ru
         problem = attest.lacks(place_of(one.info), one.manifest.blobs, read=not dry_run)
     except RemoteError as error:
         return error.message
-    if problem or dry_run:
+    if problem:
         return problem
+    if dry_run:
+        return _in_use(one.info).message if locks.is_locked(context.layout.checkpoint(one.info.key)) else ""
     make_kept_durable(context, one.info.run)
     return _free_bytes(context, one) if one.manifest.form.is_plain else _free_compacted(context, one)
 
@@ -266,12 +268,16 @@ def alone(context: Context, info: CheckpointInfo) -> Iterator[DirectoryLock]:
         if lock is None and not dirfd_stat.is_directory(path):
             raise gone(info)
         if lock is None:
-            raise InUse(f"{info.name} is open for reading", hint="close it, then evict again")
+            raise _in_use(info)
         held.enter_context(lock)
         if id_at(path) != info.id or not lock.names(path):
             raise gone(info)
         run_lock.check()
         yield lock
+
+
+def _in_use(info: CheckpointInfo) -> InUse:
+    return InUse(f"{info.name} is open for reading", hint="close it, then evict again")
 
 
 def _free_bytes(context: Context, one: Eviction) -> str:
