@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import random
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -16,8 +16,9 @@ from typing import Any
 from unittest.mock import patch
 
 from ckstore import CheckpointInfo, RetentionPolicy, Store
-from ckstore.errors import CkstoreError
+from ckstore.errors import CkstoreError, StepExists
 from ckstore.model.reports.gc_report import GcReport
+from ckstore.objects.publish import IfExists
 from ckstore.ops import mirror_record
 from ckstore.remote import key_lookup, keys
 from ckstore.remote.mirror import mirror_step
@@ -26,9 +27,10 @@ from ckstore.remote.service.remote_entries import open_objects
 from ckstore.remote.service.target import parse_target
 from ckstore.store import context_of
 from tests.pairs.acts import ACTS, KEPT, Act, connected
-from tests.pairs.world import REMOTE, Saved, World, copy_of, fresh, state
+from tests.pairs.world import REMOTE, Saved, World, copy_of, fresh, same, state
 from tests.support.damage import flip
 from tests.support.look import directory_of
+from tests.support.stores import check_store
 
 SECOND = "second"
 _DAYS = 2.0
@@ -248,6 +250,9 @@ def old_backup(world: World, store: Store) -> None:
         kept = {"saved", "tags", "pins", "run", "keep_last", "over_budget", "keep_remote"}
         world.before = copy.deepcopy({name: getattr(world, name) for name in kept})
         return
+    for reader in world.readers:
+        reader.close()
+    world.readers.clear()
     for hand in world.hands:
         hand.close()
     shutil.rmtree(world.root)
@@ -330,7 +335,7 @@ def evict_by_rule_as_planned(world: World, store: Store) -> None:
         store.config.keep_local = None
 
 
-def _ids(infos: tuple[CheckpointInfo, ...]) -> list[str]:
+def _ids(infos: Sequence[CheckpointInfo]) -> list[str]:
     return [info.id for info in infos]
 
 
@@ -442,6 +447,84 @@ def compact_as_planned(world: World, store: Store) -> None:
     assert {one.info.id for one in done.compacted} <= {one.info.id for one in would.plan.compacted}
 
 
+def lose_description(world: World, store: Store) -> None:
+    """Have another program delete the description of the mirror, and add it again: nothing is lost by that."""
+    name = _mirror_name(store)
+    connected(world, store)
+    objects, loading = _objects(world, name), [one for one in world.listed() if not _failure_of_load(world, store, one)]
+    entry = store.remotes.get(name)
+    # If it was emptied, or is another one by now, there is nothing to recognize.
+    if next(iter(objects.list(keys.CHECKPOINTS)), None) is None or store.remotes.probe(name).uuid != entry.uuid:
+        raise StopIteration
+    objects.delete([keys.INFO])
+    mirror, store.config.mirror = store.config.mirror, None
+    if world.draw.random() < 0.5:
+        store.verify(quick=True)
+    elif any(one.is_local for one in world.listed() if one in loading) and world.draw.random() < 0.5:
+        store.remotes.remove(name)
+    store.remotes.add(name, _address(world, name))
+    store.config.mirror = mirror
+    for one in loading:
+        world.check_load(store, one)
+
+
+def pull_from_a_clone(world: World, store: Store) -> None:
+    """Have a clone of the store replace a step, and pull that from it by each rule, as a dry run says."""
+    ways: tuple[IfExists, ...] = ("error", "keep", "replace")
+    one, rule = world.draw.choice(world.current(world.run)), world.draw.choice(ways)
+    path, number = world.folder / f"clone-{world.next_number()}", world.next_number()
+    with Store.clone(world.root, path) as other:
+        for local in (each for each in world.current() if each.is_local):
+            world.check_load(other, local)
+        theirs = other.save(state(number), one.info.step, world.run, if_exists="replace", parent=one.info)
+        check_store(path)
+    would, before = store.pull(theirs.id, path, if_exists=rule, dry_run=True), store.checkpoints(superseded=True)
+    try:
+        done = store.pull(theirs.id, path, if_exists=rule)
+    except StepExists:
+        assert rule == "error", str(would)
+        assert (would.moved_count, _ids(would.new)) == (0, []), would
+        assert _ids(store.checkpoints(superseded=True)) == _ids(before)
+        return
+    numbers = [(each.moved_count, each.moved_bytes, _ids(each.new)) for each in (would, done)]
+    assert numbers[0] == numbers[1], f"{would}\n{done}"
+    if done.new:
+        world.told(done.new[0], number)
+        world.settle("pull", {one.info.id})
+
+
+def label(world: World, store: Store) -> None:
+    """Give a checkpoint a metric, a note and a tag: the mirror gets them."""
+    name, number = _mirror_name(store), world.next_number()
+    connected(world, store)
+    one, tag = world.draw.choice(world.current(world.run)), f"t{number % 3}"
+    store.annotate(one.info, metrics={"loss": number}, note=f"note {number}")
+    store.tag(tag, one.info)
+    world.tags[tag] = one.info.id
+    store.config.mirror = name
+    _carry_out(world, store, Mirror(context_of(store)))
+    status = store.mirror_status()
+    if status is None or not status.ok or status.removed or one.info.id in world.hurt or name in world.unlisted:
+        return
+    with fresh(world.folder / "looked") as path, Store.clone(_address(world, name), path) as clone:
+        info = clone.info(tag)
+        assert (info.id, info.metrics["loss"]) == (one.info.id, number), info
+        assert f"note {number}" in {note.text for note in info.notes}
+
+
+def look(world: World, store: Store) -> None:
+    """Ask every tool that only reports."""
+    store.doctor()
+    store.metrics()
+    store.events()
+    store.du()
+    store.report(world.folder / f"report-{world.next_number()}.html")
+    for name in (entry.name for entry in store.remotes):
+        assert all(one.is_own for one in store.remotes.claims(name))
+    blob = world.draw.choice(sorted((directory_of(store, world.newest().info.id) / "blobs").iterdir()))
+    assert store.why(blob.name)
+
+
 PARTIES: dict[str, Act] = {
     act.__name__: act
     for act in (
@@ -449,13 +532,14 @@ PARTIES: dict[str, Act] = {
         *(empty_and_create_again, verify_remote, rules, no_rules, rival_marks, heir, take_over, old_backup),
         *(evict_and_pull, gc_as_planned, prune_as_planned, remote_prune_as_planned, push_as_planned, pull_all),
         *(lost_catalog, verify_and_repair, undo_what_is_offered, deltas, deltas, other_run, remove_and_add),
-        *(compact_as_planned, purge_as_planned, evict_by_rule_as_planned),
+        *(compact_as_planned, purge_as_planned, evict_by_rule_as_planned, lose_description, pull_from_a_clone),
+        *(label, look),
     )
 }
 FAULTS = {"lose_object", "damage_object", "empty_remote", "empty_and_create_again"}
 PLAIN = (
     *("save", "commit", "replace", "retention", "undo", "gc", "purge", "compact", "push", "mirror", "evict"),
-    *("remote_prune", "reindex", "rename_run", "tag"),
+    *("remote_prune", "reindex", "rename_run", "tag", "touch", "read", "restore", "publish"),
 )
 """The acts of acts.py that are in these histories."""
 
@@ -500,7 +584,9 @@ def _mirror_tells_the_truth(world: World, store: Store, infos: dict[str, Checkpo
     if status.remote in world.unlisted | world.unread:
         return
     named = {*status.missing, *status.on_other_remotes, *status.removed}
-    ruled = world.beyond(world.keep_remote) if world.keep_remote is not None else set()
+    # A reader of the local checkpoint keeps nothing on the mirror.
+    opened = {reader.info.id for reader in world.readers}
+    ruled = world.beyond(world.keep_remote) | opened if world.keep_remote is not None else set()
     with fresh(world.folder / "looked") as path, Store.clone(_address(world, status.remote), path) as clone:
         there = {info.id for info in clone.checkpoints(superseded=True)}
         for one in world.current():
@@ -514,6 +600,9 @@ def _mirror_tells_the_truth(world: World, store: Store, infos: dict[str, Checkpo
 
 def check(world: World) -> None:
     """Look at the store at the end; what a fault hurt may be lost."""
+    for reader in world.readers:
+        assert reader.info.id in world.hurt or same(reader.load(), world.saved[reader.info.id].number)
+        reader.close()
     tells_the_truth(world, world.hands[0])
     store = world.hands[0]
     offered = {one.id: one for one in store.undoable() if not one.problem}
