@@ -46,6 +46,10 @@ class StoreSource:
         del digest  # a repair checks all blobs of the checkpoint
         return f"repair {place.name} in the store {self._layout.path}"
 
+    def restoring(self, place: Place) -> str:
+        """See `ckstore.remote.source.Source`."""
+        return f"it may be evicted: run ckstore pull {place.name} in the store {self._layout.path}"
+
     def places(self, under: str = "") -> list[Place]:
         """See `ckstore.remote.source.Source`."""
         run = under.partition("/")[0] if "/" in under else None

@@ -31,7 +31,6 @@ from ckstore.model.names import CheckpointKey
 from ckstore.model.remote.transfer import TransferPlan, TransferReport
 from ckstore.model.seal import read, seal
 from ckstore.model.settings.free_space import Amount
-from ckstore.model.words import PUSH_AGAIN
 from ckstore.objects import publish as publishing
 from ckstore.objects.checkpoints import id_at, judge_blobs, key_with_id, look, published_of_step
 from ckstore.objects.documents.annotations import add_annotations, read_annotations
@@ -500,7 +499,7 @@ def fetch_checked(
             continue
         if came is None:
             msg = f"blob {blob.digest} of {place.name} is missing at {source.name}"
-            raise RemoteError(msg, hint=PUSH_AGAIN)
+            raise RemoteError(msg, hint=source.restoring(place))
         if limiter is not None:
             # The number of bytes is known only after the read. So the wait delays the next reads instead of this one.
             limiter.wait(came)

@@ -11,7 +11,7 @@ from ckstore.model.checkpoint.pins import PIN_MAX_BYTES
 from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES, BlobRecord, Manifest
 from ckstore.model.manifest.parse import parse_manifest
 from ckstore.model.manifest.stored import PLAIN_FORM, OldPiece, StoredForm
-from ckstore.model.words import mending_there
+from ckstore.model.words import PUSH_AGAIN, mending_there
 from ckstore.objects.documents.annotations import ANNOTATIONS_MAX_BYTES
 from ckstore.remote import keys
 from ckstore.remote.deltas.decode import Decoding, Near, nothing_near
@@ -75,6 +75,9 @@ class Source(Protocol):
     def mending(self, place: Place, digest: str = "") -> str:
         """Return how to repair a damaged blob on the source, or the damaged manifest if no digest is given."""
 
+    def restoring(self, place: Place) -> str:
+        """Return how to restore missing blobs of a checkpoint on the source."""
+
     def close(self) -> None:
         """End the waits of all threads, and refuse further calls. A source without long waits does nothing."""
 
@@ -108,6 +111,11 @@ class ObjectSource:
     def mending(self, place: Place, digest: str = "") -> str:
         """See `Source`."""
         return mending_there(keys.blob(self._names.get(digest, digest)) if digest else place.manifest)
+
+    def restoring(self, place: Place) -> str:
+        """See `Source`."""
+        del place
+        return PUSH_AGAIN
 
     def places(self, under: str = "") -> list[Place]:
         """See `Source`."""

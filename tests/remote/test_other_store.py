@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from ckstore import BadInput, NoSuchRemote, RemoteError, Store
+from ckstore import BadInput, CkstoreError, NoSuchRemote, RemoteError, Store
 from tests.remote.test_pull import same
 from tests.remote.test_push import MIB, state
 from tests.support.checkpoint_dirs import blobs_dir
@@ -84,6 +85,22 @@ def test_a_damaged_blob_of_the_other_store_is_refused(store: Store, other: Store
     with pytest.raises(RemoteError, match="is damaged"):
         other.pull(1, store.path)
     assert other.checkpoints() == []
+
+
+def test_a_store_that_evicted_a_checkpoint_is_named_with_what_restores_it(store: Store, tmp_path: Path) -> None:
+    store.remotes.add("cold", tmp_path / "cold")
+    info = store.checkpoints()[0]
+    store.push(info, "cold")
+    store.evict(info, "cold")
+    with Store.clone(store.path, tmp_path / "clone") as clone:
+        acts: list[Callable[[], object]] = [lambda: clone.load(info.id), lambda: clone.pull(info.id, "origin")]
+        for act in acts:
+            with pytest.raises(CkstoreError) as raised:
+                act()
+            assert f"ckstore pull {info.name} in the store {store.path}" in str(raised.value.hint)
+        store.pull(info.id, "cold")
+
+        assert same(clone.load(info.id), store.load(info.id))
 
 
 def test_places_without_a_remote_are_refused(store: Store, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 
-from ckstore.errors import BytesElsewhere, CkstoreError, NoSuchRemote, RemoteDenied, RemoteError, RemoteUnavailable
+from ckstore.errors import BytesElsewhere, CkstoreError, NoSuchRemote, RemoteError
 from ckstore.model.manifest.manifest import BlobRecord
 from ckstore.model.manifest.stored import OldPiece
 from ckstore.model.remote.remote_only import RemoteHolder
@@ -62,7 +62,7 @@ class RemoteReader:
         document = read_remote_only(directory.lock.fd)
         problems = []
         lacking: set[RemoteHolder] = set()
-        hint = "check the remote; to restore the blob there, run ckstore push in a store that has the checkpoint"
+        hint = "check the remote"
 
         def read(holder: RemoteHolder) -> int | None:
             lacking.discard(holder)
@@ -72,7 +72,7 @@ class RemoteReader:
             came = source.read_into(place, blob.digest, offset, into)
             if came is None:
                 lacking.add(holder)
-                raise RemoteError("it lacks the blob")
+                raise RemoteError("it lacks the blob", hint=source.restoring(place))
             self._fetched.keep(blob.digest, offset, into)
             return came
 
@@ -85,8 +85,8 @@ class RemoteReader:
                 problems.append(f"{holder.name}: {error.message}")
                 if isinstance(error, NoSuchRemote) and holder.name not in entries(self._context.layout):
                     hint = f"add it again under its name: ckstore remote add {holder.name} PLACE"
-                elif isinstance(error, NoSuchRemote | RemoteDenied | RemoteUnavailable):
-                    hint = error.hint
+                else:
+                    hint = error.hint or hint
         if old is not None:  # the remotes may only lack the difference
             return None
         msg = f"blob {blob.digest} of {manifest.name} is only on a remote and was not fetched: {'; '.join(problems)}"
