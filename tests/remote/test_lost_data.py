@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ckstore import BadInput, BytesElsewhere, CkstoreWarning, NoSuchRemote, RetentionPolicy, Store
+from ckstore import BadInput, BytesElsewhere, CkstoreWarning, NoSuchRemote, RemoteError, RetentionPolicy, Store
 from ckstore.ops.refs.find import open_directory
 from ckstore.remote import keys
 from ckstore.remote.service.remote_entries import open_objects
@@ -133,6 +133,10 @@ def test_a_remote_that_lost_only_its_description_is_added_again_as_the_same(
     store.push(all=True, remote="cold")
     store.evict(1, "cold")
     uuid = store.remotes.get("cold").uuid
+    (tmp_path / "cold" / keys.INFO).write_bytes(b"")
+    with pytest.raises(RemoteError, match=r"remote\.json of cold") as raised:
+        store.remotes.add("cold", tmp_path / "cold")
+    assert "delete remote.json there" in str(raised.value.hint)
     (tmp_path / "cold" / keys.INFO).unlink()
     if is_removed:
         with pytest.warns(CkstoreWarning, match="1 checkpoint"):
@@ -178,6 +182,7 @@ def test_a_clone_adds_its_remote_again_as_the_same(store: Store, tmp_path: Path)
         with pytest.warns(CkstoreWarning, match="1 checkpoint"):
             clone.remotes.remove(name)
 
+        clone.remotes.add("found", tmp_path / "cold")
         clone.remotes.add(name, tmp_path / "cold")
 
         assert clone.verify().ok

@@ -81,7 +81,12 @@ def read_info(objects: Objects, name: str) -> RemoteInfo:
             "the checkpoints that are lost"
         )
         raise NoSuchRemote(msg, hint=hint)
-    return read_document(data, _parse, f"{keys.INFO} of {name}")
+    try:
+        return read_document(data, _parse, f"{keys.INFO} of {name}")
+    except RemoteError as error:
+        restored = f"delete {keys.INFO} there, and restore it in a store that used it: ckstore remote add {name} URL"
+        error.hint = f"try again; if the error persists, {restored}"
+        raise
 
 
 def agreed_info(objects: Objects, name: str) -> RemoteInfo:

@@ -40,10 +40,12 @@ def new_info(context: Context, name: str, target: Target, objects: Objects, crea
     if not former:
         refuse_claimed(objects, target, [claim for claim in claims if claim.uuid not in own])
         # Without claims, only clones rely on the remote. If its objects were also removed, it gets a new uuid.
-        known = (entry.uuid for entry in entries(context.layout).values() if places and entry.target == target)
+        known = entries(context.layout).values()
+        own_uuids = (entry.uuid for entry in known if places and entry.target == target)
+        others = {entry.uuid for entry in known if entry.target != target}
         away = (info for info in infos(context, superseded=True) if info.elsewhere and place_of(info) in places)
         cloned = (holder for info in away for holder in holders_at(context.layout.checkpoint(info.key)))
-        former = next(known, "") or next((holder.uuid for holder in cloned if holder.name == name), "")
+        former = next(own_uuids, "") or next((holder.uuid for holder in cloned if holder.uuid not in others), "")
     info = RemoteInfo.of(context.settings, created, former)
     for place in places:
         check_hash(replace(info, hash=algorithm_of(place.id).name), context.settings, name)
