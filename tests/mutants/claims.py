@@ -406,7 +406,7 @@ CLAIMS = [
     Mutant(
         "a deleted checkpoint that can be restored is also claimed again",
         "lost-claims-of-listed-only",
-        "lost_claims._evicted",
+        "lost_claims.evicted_paths",
         "    yield from (path for path in dropped if trash.left_s(path) > 0)  # it can be restored\n",
         "",
         f"{_LISTING}::test_a_remote_restored_from_before_an_eviction_gets_claims_notes_and_checkpoints_again",

@@ -133,6 +133,11 @@ def test_a_remote_that_lost_only_its_description_is_added_again_as_the_same(
     store.push(all=True, remote="cold")
     store.evict(1, "cold")
     uuid = store.remotes.get("cold").uuid
+    other = Store.init(tmp_path / "other", chunk_bytes=MIB)
+    other.remotes.add("shared", tmp_path / "cold")
+    other.save(state(5), step=5)
+    other.push(5)
+    other.evict(5)
     (tmp_path / "cold" / keys.INFO).write_bytes(b"")
     with pytest.raises(RemoteError, match=r"remote\.json of cold") as raised:
         store.remotes.add("cold", tmp_path / "cold")
@@ -147,6 +152,7 @@ def test_a_remote_that_lost_only_its_description_is_added_again_as_the_same(
     assert store.remotes.get("cold").uuid == uuid
     assert store.verify().ok
     assert same(store.load(1), state(1))
+    assert same(other.load(5), state(5))
     store.pull(1)
     check_store(store.path)
 
