@@ -8,7 +8,8 @@ from pathlib import Path
 
 import click
 
-from ckstore_cli._frame import Frame, UserPath, framed
+from ckstore_cli._frame import Frame, framed
+from ckstore_cli._types import UserPath
 
 
 @click.command()
