@@ -109,9 +109,7 @@ class _Attribute(Generic[T]):
             function.__name__, function.__qualname__ = member, f"StoreConfig.{member}"
         self._get, self._change = api_call(get), api_call(change)
 
-    def __get__(self, config: StoreConfig | None, _: object = None) -> T:
-        if config is None:  # help() and inspect leave out an attribute that only objects have
-            raise AttributeError("a setting is an attribute of store.config, not of its class")
+    def __get__(self, config: StoreConfig, _: object = None) -> T:
         return self._get(config)
 
     def __set__(self, config: StoreConfig, value: T | None) -> None:

@@ -430,7 +430,7 @@ with fs.transaction:
     assert os.listdir(store.path.parent) == ["store"]
 
 
-@pytest.mark.parametrize("name, message", [("x" * 300, "names of at most 255 bytes"), ("a\0b", "NUL characters")])
+@pytest.mark.parametrize("name, message", [("x" * 300, "names of at most 255 bytes"), ("a\0b", "control characters")])
 def test_a_name_that_no_file_can_have_is_refused(store: Store, fs: Any, name: str, message: str) -> None:
     with fs.transaction, pytest.raises(BadInput, match=message):
         fs.open(url(store, "main", 1, name), "wb")
