@@ -100,8 +100,6 @@ def lines(report: ImportReport) -> Iterator[str]:
     present = f", {len(report.present)} already imported" if report.present else ""
     deleted = f", {counted(len(report.deleted), 'source')} deleted" if report.deleted else ""
     sizes = new_text(report.source_bytes, report.new_bytes)
-    if not (report.imported or report.present or report.skipped or report.deleted):
-        sizes = "the folder has none, such as checkpoint-500"
     yield f"imported {counted(len(report.imported), 'checkpoint')}{present}{deleted}: {sizes}"
 
 

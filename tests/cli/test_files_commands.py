@@ -12,7 +12,6 @@ from safetensors.numpy import save_file
 
 from ckstore import Store
 from tests.cli.conftest import Run
-from tests.support.stores import check_store
 from tests.support.trees import look
 
 
@@ -46,15 +45,6 @@ def test_a_history_comes_in_and_one_that_is_incomplete_is_left_alone(run: Run, s
     assert "checkpoint-600: incomplete, not imported" in done.stderr
     document = json.loads(again.stdout)
     assert (document["imported"], document["present"]) == ([], ["main@500"])
-
-
-def test_an_import_of_a_folder_without_checkpoints_says_so(run: Run, store: Path, tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-
-    done = run("import-history", tmp_path / "empty", "--store", store)
-
-    assert (done.exit_code, done.stdout) == (0, "imported 0 checkpoints: the folder has none, such as checkpoint-500\n")
-    check_store(store)
 
 
 def test_a_conflict_of_an_import_gives_a_hint_with_its_own_options(run: Run, store: Path, files: Path) -> None:

@@ -302,14 +302,6 @@ WAITING = Waiting("main", 3, "xxh3-aa", "2026-11-27T07:17:49.5Z", "2026-11-28T07
             ),
         ),
         (
-            GcReport(waiting=(replace(WAITING, nbytes=0),) * 2),
-            (
-                "no other unused data; 2 dropped checkpoints with 0 B can be restored (ckstore undo) until "
-                "2026-11-28 07:17 UTC; deleting them frees nothing: other checkpoints have the same blobs, "
-                "or were compacted and are decoded with them, or the data is only on a remote"
-            ),
-        ),
-        (
             GcReport(trash_left=("a",), waits_for_grace=True),
             (
                 "1 entry of trash/ waits for the grace period (config.grace_s), since other hosts may be using the "

@@ -333,8 +333,7 @@ def _waiting_lines(waiting: Sequence[Waiting]) -> Iterator[str]:
     for words in (_COULD, _CAN, _CANNOT):
         if own := [one for one in waiting if words == (_CANNOT if one.problem else _CAN if one.entry else _COULD)]:
             until = printable(max(one.until for one in own)[:16].replace("T", " "))
-            them = "it" if len(own) == 1 else "them"
-            then = _AT_ONCE if any(one.nbytes for one in own) else f"deleting {them} frees nothing: {_FREES_NOTHING}"
+            then = _AT_ONCE if any(one.nbytes for one in own) else f"deleting it frees nothing: {_FREES_NOTHING}"
             yield f"{amount_of(own, 'dropped checkpoint')} {words} until {until} UTC; {then}"
 
 
