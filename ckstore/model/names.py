@@ -177,7 +177,7 @@ CAPTURED = "training"
 def check_run(run: object) -> str:
     """Return `run` if it is valid, otherwise raise an error."""
     if not isinstance(run, str) or not is_run(run):
-        msg = f"a run name has 1 to 100 of the characters A-Z a-z 0-9 . _ -, got {shown(run)}"
+        msg = f"a run name has 1 to 100 of the characters A-Z a-z 0-9 . _ -, got {run!r}"
         raise BadInput(msg, hint="name one run: only the rules of config take globs" if "*" in str(run) else "")
     return run
 
@@ -215,12 +215,12 @@ def check_step(step: object) -> int:
 def check_tag(tag: object) -> str:
     """Return `tag` if it is valid, otherwise raise an error."""
     if not isinstance(tag, str) or RUN_PATTERN.match(tag) is None or tag.startswith("."):
-        msg = f"a tag has 1 to 100 of the characters A-Z a-z 0-9 . _ - and does not start with a dot, got {shown(tag)}"
+        msg = f"a tag has 1 to 100 of the characters A-Z a-z 0-9 . _ - and does not start with a dot, got {tag!r}"
         raise BadInput(msg)
     # A ref must be unambiguous. A tag 500 would hide the step 500, and a tag abcdef would hide an id.
     looks_like = "a step" if tag.isdigit() else "a ref that is computed" if tag in COMPUTED else "an id"
     if tag.isdigit() or tag in COMPUTED or _ID_PATTERN.match(tag):
-        raise BadInput(f"a tag may not look like {looks_like}, got {shown(tag)}")
+        raise BadInput(f"a tag may not look like {looks_like}, got {tag!r}")
     return tag
 
 

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from numbers import Real
 
 from ckstore.errors import BadInput
-from ckstore.model.document import shown
 
 SMALL_BELOW_BYTES = 2**20
 """Size below which storages always share packs."""
@@ -52,13 +51,13 @@ def parse_size(text: str) -> int:
     match = re.fullmatch(_SIZE, text.strip())
     factor: int | None = _FACTORS.get(match[2].upper()) if match else None
     if match is None or factor is None:
-        raise BadInput(f"a size is a number and a unit such as 32MiB, 512KiB or 1GiB, got {shown(text)}")
+        raise BadInput(f"a size is a number and a unit such as 32MiB, 512KiB or 1GiB, got {text!r}")
     whole, _, fraction = match[1].partition(".")
     scale: int = 10 ** len(fraction)
     scaled: int = int(whole + fraction) * factor
     nbytes, rest = divmod(scaled, scale)
     if rest:
-        raise BadInput(f"a size is a whole number of bytes, got {shown(text)}")
+        raise BadInput(f"a size is a whole number of bytes, got {text!r}")
     return nbytes
 
 

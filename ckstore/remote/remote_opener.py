@@ -72,8 +72,6 @@ def named_remote(context: Context, remote: RemoteLike | None, *, writing: bool =
 def _name_of(context: Context, remote: RemoteLike | None) -> str | Path:
     """Return the name of a remote, or the directory of a store."""
     if remote is None or (isinstance(remote, str) and os.sep not in remote):
-        if remote == "":
-            raise BadInput("the name of the remote is empty", hint="name it, or leave it out for the only remote")
         return remote or ""
     # `parse_target` distinguishes URLs from directories, so a URL is never mistaken for a path.
     target = parse_target(remote)

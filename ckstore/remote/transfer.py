@@ -118,9 +118,7 @@ def _places(context: Context, source: Source, choice: Choice) -> list[Place]:
         run = choice.run if choice.run is not None else context.run
         places = source.places("" if run is None else f"{run}/")
         if choice.run is not None and not places:
-            runs = sorted({place.run for place in source.places()})
-            hint = f"its runs: {', '.join(runs)}" if runs else "it has no checkpoint yet"
-            raise NoSuchRef(f"{source.name} has no run {choice.run!r}", hint=hint)
+            raise NoSuchRef(f"{source.name} has no checkpoint of the run {choice.run!r}")
         if choice.tagged:
             tagged = {*source.tags().values()}
             return [place for place in places if place in tagged]

@@ -59,12 +59,6 @@ _COMMANDS = {
 """Python code in hints, and its equivalent in a shell. If a hint needs more changes, its error has a `command_hint`."""
 
 
-_CONTINUES = re.compile(
-    r"""run='(\S+)', or run="auto", which takes such a name, keeps both; """
-    r"""Store\.open\(…, continue_from='(\S+)'\), or a load of that checkpoint, continues it"""
-)
-
-
 def report(error: Exception, *, as_json: bool, command: str = "ckstore") -> int | None:
     """Print `error` on stderr and return the exit status, or return None for an unexpected exception."""
     # If click does not know the command of a usage error, the hint names the help of `command`.
@@ -93,10 +87,7 @@ def _tell(error: Exception, command: str) -> tuple[str, str, str, int] | None:
     """Return the name, message, hint and exit status of an error, or None for an unexpected exception."""
     name = type(error).__name__
     if isinstance(error, CkstoreError):
-        hint = error.command_hint or for_the_shell(error.hint)
-        # Many messages on wrong arguments already say what was wanted.
-        hint = hint or (f"see {command} --help" if error.exit_status == USAGE else "")
-        return name, error.message, hint, error.exit_status
+        return name, error.message, error.command_hint or for_the_shell(error.hint), error.exit_status
     if isinstance(error, click.Abort):
         # click raises `Abort` both for Ctrl-C and for the answer "no".
         if isinstance(error.__cause__, KeyboardInterrupt):
@@ -129,10 +120,10 @@ def _how_to_name_a_run(error: click.UsageError, path: str) -> str:
 
 
 def for_the_shell(hint: str) -> str:
-    """Return a hint or a warning with options in place of Python arguments and commands in place of calls."""
+    """Return the hint with options in place of Python arguments and commands in place of calls."""
     for python, shell in _COMMANDS.items():
         hint = hint.replace(python, shell)
-    return _ARGUMENT.sub(_option, _CONTINUES.sub(r"--run \1 keeps both; --parent \2 continues it", hint))
+    return _ARGUMENT.sub(_option, hint)
 
 
 def _option(found: re.Match[str]) -> str:
@@ -152,9 +143,6 @@ def _tell_os_error(error: OSError) -> tuple[str, str, str, int]:
         errno.EROFS: "the filesystem is mounted read-only",
         errno.EIO: "the disk or the network behind it failed; dmesg may say more",
         errno.ESTALE: "the network filesystem lost the file; is it still mounted?",
-        errno.ENAMETOOLONG: "check the path",
-        errno.ENOSPC: "free space where the output or the files are written",
-        errno.EDQUOT: "free space where the output or the files are written, or raise the quota",
         errno.EMFILE: "raise the limit of open files: ulimit -n",
     }.get(error.errno or 0, "")
     return "OSError", problem, hint, NO_SPACE if full else FAILED

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ckstore.errors import CkstoreWarning
+from ckstore.model.names import expanded
 from ckstore.model.words import printable
-from ckstore_cli._errors import for_the_shell
 from ckstore_cli._output import Output
 from ckstore_cli._place import find_store
-from ckstore_cli._types import UserPath
 
 if TYPE_CHECKING:
     from ckstore.store import Store
@@ -67,7 +66,7 @@ class Frame:
 
         class WarningHandler(logging.Handler):
             def emit(self, record: logging.LogRecord) -> None:
-                warn(printable(for_the_shell(record.getMessage())))
+                warn(printable(record.getMessage()))
 
         logger, handler = logging.getLogger("ckstore"), WarningHandler(logging.WARNING)
         logger.addHandler(handler)
@@ -89,7 +88,7 @@ class Frame:
 
             def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
                 if issubclass(category, CkstoreWarning):
-                    self.output().warning(printable(for_the_shell(str(message))))
+                    self.output().warning(printable(str(message)))
                 else:
                     as_python(message, category, *where, **more)
 
@@ -112,10 +111,17 @@ def _keep_json(ctx: click.Context, _param: click.Parameter, value: bool) -> None
         ctx.ensure_object(Frame).as_json = True
 
 
+class UserPath(click.Path):
+    """A path whose leading ``~`` is expanded before click checks the path. The library expands its own paths."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return super().convert(expanded(value), param, ctx)
+
+
 # An option after the command's name overrides one before it.
 store_option = click.option(
     "--store",
-    type=UserPath(path_type=Path, readable=False),  # click would report an unreadable path without a hint
+    type=click.Path(path_type=Path, readable=False),  # click would report an unreadable path without a hint
     expose_value=False,
     callback=_keep_store,
     help="Directory of the store. Default: CKSTORE_PATH, or the nearest store at or above the current directory.",

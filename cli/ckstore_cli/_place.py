@@ -75,7 +75,7 @@ def _named_store(named: Path, source: str, environ: Mapping[str, str], here: Pat
     make = f"ckstore init {shlex.quote(str(named))}"
     beside = {path.name: path for path in _stores_in(place.parent, environ)}
     if near := get_close_matches(place.name, beside, _NAMED_MOST) or list(beside)[:_NAMED_MOST]:
-        options = _options([named.with_name(name) if named.name else beside[name] for name in near])
+        options = _options([named.with_name(name) for name in near])
         raise StoreNotFound(msg, hint=f"use {options}, or make a new store: {make}")
     raise StoreNotFound(msg, hint=f"check the path, or make a store: {make}")
 
@@ -136,7 +136,7 @@ def _owner_unless_trusted(found: Path, environ: Mapping[str, str]) -> int | None
         return None
     # The list must contain exactly this path. Targets of symlinks and relative paths do not count.
     listed = environ.get(SAFE_VARIABLE, "").split(":")
-    paths = (expanded(entry) for entry in listed if entry not in ("", ANY))
+    paths = (expanded(entry) for entry in listed if entry != ANY)
     safe = (_place_of(path) for path in paths if path.is_absolute())
     return None if ANY in listed or _place_of(found) in safe else owner
 

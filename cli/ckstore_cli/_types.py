@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import math
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import click
 
-from ckstore.model.names import expanded
 from ckstore_cli._compat import override
 
 if TYPE_CHECKING:
@@ -21,22 +18,11 @@ class _FromLeast:
     what: ClassVar[str]
 
     def convert(self: Any, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        with contextlib.suppress(click.BadParameter):
-            number: float = super().convert(value, param, ctx)  # type: ignore[misc] # the method of the range
-            if math.isfinite(number):
-                return number
-        bound = "" if self.min is None else f" {'above' if self.min_open else 'of at least'} {self.min:g}"
-        return self.fail(f"wanted {self.what}{bound}, got {str(value)!r}", param, ctx)
-
-
-class UserPath(click.Path):
-    """A path whose leading ``~`` is expanded before click checks the path. An empty path is refused."""
-
-    @override
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if value == "":  # an unset variable; click would take the current directory
-            self.fail("the path is empty", param, ctx)
-        return super().convert(expanded(value), param, ctx)
+        try:
+            return super().convert(value, param, ctx)  # type: ignore[misc] # the method of the range
+        except click.BadParameter:
+            bound = "" if self.min is None else f" {'above' if self.min_open else 'of at least'} {self.min:g}"
+            self.fail(f"wanted {self.what}{bound}, got {str(value)!r}", param, ctx)
 
 
 class WholeNumber(_FromLeast, click.IntRange):

@@ -9,7 +9,7 @@ from typing import Any
 
 from ckstore.errors import BadInput, NoSuchRemote, RemoteError
 from ckstore.model.brief import brief
-from ckstore.model.document import refuse, shown
+from ckstore.model.document import refuse
 from ckstore.model.words import printable
 from ckstore.objects.layout import Layout
 from ckstore.ops import config_file
@@ -82,7 +82,7 @@ def entry_named(layout: Layout, name: str) -> RemoteEntry:
         raise NoSuchRemote(f"the store {layout.path} has no remote", hint="ckstore remote add NAME s3://BUCKET/PREFIX")
     if not name:
         raise NoSuchRemote(f"the store {layout.path} has several remotes: {names}", hint="name one of them")
-    raise NoSuchRemote(f"the store {layout.path} has no remote {shown(name)}", hint=f"its remotes: {names}")
+    raise NoSuchRemote(f"the store {layout.path} has no remote {name!r}, but {names}")
 
 
 def open_objects(target: Target, abilities: Abilities | None = None) -> Objects:
@@ -112,5 +112,5 @@ def check_takes_pushes(entry: RemoteEntry) -> None:
 def check_name(name: str) -> None:
     """Raise `BadInput` unless a remote can have this name."""
     if _NAME.match(name) is None:
-        msg = f"the name of a remote has 1 to 100 of the characters A-Z a-z 0-9 . _ -, got {shown(name)}"
+        msg = f"the name of a remote has 1 to 100 of the characters A-Z a-z 0-9 . _ -, got {name!r}"
         raise BadInput(msg, hint="it begins with neither a dot nor a dash")

@@ -9,12 +9,12 @@ import click
 from ckstore_cli._frame import Frame, framed
 from ckstore_cli._progress import Progress
 from ckstore_cli._refs import complete_ref
-from ckstore_cli._types import OneOf, UserPath
+from ckstore_cli._types import OneOf
 
 
 @click.command()
 @click.argument("ref", shell_complete=complete_ref)
-@click.argument("dest", type=UserPath(path_type=Path))
+@click.argument("dest", type=click.Path(path_type=Path))
 @click.option(
     "--only",
     "only",

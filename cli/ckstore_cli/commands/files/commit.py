@@ -16,11 +16,11 @@ from ckstore_cli._frame import Frame, framed
 from ckstore_cli._options import if_exists_option, metric_option
 from ckstore_cli._progress import Progress
 from ckstore_cli._refs import complete_ref, complete_run
-from ckstore_cli._types import Number, UserPath, WholeNumber
+from ckstore_cli._types import Number, WholeNumber
 
 
 @click.command()
-@click.argument("paths", nargs=-1, required=True, type=UserPath(path_type=Path))
+@click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option(
     "--step",
     type=WholeNumber(min=0),
@@ -61,7 +61,9 @@ from ckstore_cli._types import Number, UserPath, WholeNumber
 @click.option(
     "--timeout",
     type=Number(min=0, min_open=True),
-    help="Seconds to wait for the other ranks (default: 600).",
+    default=600.0,
+    show_default=True,
+    help="Seconds to wait for the other ranks.",
 )
 @click.option(
     "--attempt",
@@ -99,11 +101,7 @@ def commit(
         options["wait_for_space_s"] = duration_s(wait, "--wait-for-space")
     rank, world_size, attempt, timeout_s = map(options.pop, ("rank", "world_size", "attempt", "timeout"))
     # If only one of --rank and --world-size is given, `Ranks` raises an error.
-    ranks = None
-    if rank is not None or world_size is not None:
-        ranks = Ranks(rank, world_size, attempt, **({} if timeout_s is None else {"timeout_s": timeout_s}))
-    elif attempt is not None or timeout_s is not None:
-        raise click.UsageError("--attempt and --timeout need --rank and --world-size")
+    ranks = None if rank is None and world_size is None else Ranks(rank, world_size, attempt, timeout_s)
     # If the returned checkpoint is older than this call, it already existed with the same content.
     begun = text_of_time(datetime.now(UTC))
     with frame.saving() as store, Progress("committing", quiet=out.as_json) as shown:

@@ -12,12 +12,12 @@ from ckstore_cli._frame import Frame, framed
 from ckstore_cli._options import parsed_size
 from ckstore_cli._progress import Progress
 from ckstore_cli._refs import complete_ref
-from ckstore_cli._types import OneOf, UserPath
+from ckstore_cli._types import OneOf
 
 
 @click.command()
 @click.argument("ref", shell_complete=complete_ref)
-@click.argument("destination", metavar="DEST", type=UserPath(path_type=Path))
+@click.argument("destination", metavar="DEST", type=click.Path(path_type=Path))
 @click.option(
     "--format",
     type=OneOf(["safetensors", "torch", "dcp", "pretrained", "peft"]),
@@ -46,7 +46,7 @@ from ckstore_cli._types import OneOf, UserPath
     "--add",
     metavar="PATH",
     multiple=True,
-    type=UserPath(path_type=Path),
+    type=click.Path(path_type=Path),
     help="For pretrained and peft: a file to copy next to the weights, such as config.json, or a directory of files. "
     "Repeatable.",
 )

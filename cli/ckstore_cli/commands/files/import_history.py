@@ -11,11 +11,10 @@ from ckstore.model.words import printable
 from ckstore_cli._frame import Frame, framed
 from ckstore_cli._progress import Progress
 from ckstore_cli._refs import complete_run
-from ckstore_cli._types import UserPath
 
 
 @click.command("import-history")
-@click.argument("folder", type=UserPath(path_type=Path))
+@click.argument("folder", type=click.Path(path_type=Path))
 @click.option("--run", metavar="RUN", shell_complete=complete_run, help="The run.  [default: main]")
 @click.option("--delete-sources", is_flag=True, help="Delete each source once its copy is read back and verified.")
 @framed

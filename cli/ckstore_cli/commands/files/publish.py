@@ -9,12 +9,12 @@ from typing import Any
 import click
 
 from ckstore_cli._frame import Frame, framed
-from ckstore_cli._types import Number, OneOf, UserPath, WholeNumber
+from ckstore_cli._types import Number, OneOf, WholeNumber
 
 
 @click.command()
 @click.argument("run")
-@click.argument("directory", metavar="DIR", type=UserPath(path_type=Path))
+@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
 @click.option(
     "--format", type=OneOf(["sglang"]), default="sglang", show_default=True, help="The layout of the versions."
 )
@@ -26,7 +26,7 @@ from ckstore_cli._types import Number, OneOf, UserPath, WholeNumber
     "--add",
     metavar="PATH",
     multiple=True,
-    type=UserPath(path_type=Path),
+    type=click.Path(path_type=Path),
     help="A file for each version with all weights, such as config.json, or a directory of files without its weights. "
     "Repeatable.",
 )
@@ -113,6 +113,3 @@ def publish(frame: Frame, run: str, directory: Path, *, once: bool, **options: A
             out.document(version)
             out.line(str(version))
             sys.stdout.flush()
-            once = False  # something was published
-    if once:
-        out.note(f"nothing to publish: run {run} has no new checkpoint")

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import click
 
-from ckstore_cli._frame import Frame, framed
-from ckstore_cli._types import UserPath
+from ckstore_cli._frame import Frame, UserPath, framed
 
 
 @click.command()

@@ -8,8 +8,7 @@ import click
 
 from ckstore.model.sizes import size_text
 from ckstore.model.words import printable
-from ckstore_cli._frame import Frame, framed
-from ckstore_cli._types import UserPath
+from ckstore_cli._frame import Frame, UserPath, framed
 
 
 @click.command()

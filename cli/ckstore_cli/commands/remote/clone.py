@@ -8,12 +8,11 @@ import click
 
 from ckstore.model.words import counted, printable
 from ckstore_cli._frame import Frame, json_option, pass_frame
-from ckstore_cli._types import UserPath
 
 
 @click.command()
 @click.argument("source", metavar="URL")
-@click.argument("path", metavar="DIR", type=UserPath(path_type=Path))
+@click.argument("path", metavar="DIR", type=click.Path(path_type=Path))
 @click.option(
     "--remote", metavar="NAME", default="origin", show_default=True, help="Name of the remote in the new store."
 )

@@ -9,8 +9,8 @@ from typing import Any
 import click
 
 from ckstore.errors import BadInput, CkstoreError, MissingExtra
-from ckstore_cli._frame import Frame, json_option, pass_frame
-from ckstore_cli._types import Number, OneOf, UserPath, WholeNumber
+from ckstore_cli._frame import Frame, UserPath, json_option, pass_frame
+from ckstore_cli._types import Number, OneOf, WholeNumber
 
 
 def _timeout(_ctx: click.Context, _param: click.Parameter, value: str) -> float:

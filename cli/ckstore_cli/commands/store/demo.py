@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from ckstore.errors import MissingExtra
-from ckstore_cli._types import UserPath
+from ckstore_cli._frame import UserPath
 
 
 @click.command()

@@ -15,14 +15,14 @@ from ckstore_cli._frame import Frame, framed
 from ckstore_cli._options import parsed_size
 from ckstore_cli._output import Output
 from ckstore_cli._place import is_store, place_for_new
-from ckstore_cli._types import OneOf, UserPath
+from ckstore_cli._types import OneOf
 
 if TYPE_CHECKING:
     from ckstore.store import Store
 
 
 @click.command()
-@click.argument("path", required=False, type=UserPath(path_type=Path))
+@click.argument("path", required=False, type=click.Path(path_type=Path))
 @click.option(
     "--hash",
     "hash_name",

@@ -11,10 +11,9 @@ from ckstore.errors import BadInput, DamagedBlob
 from ckstore.model.reports.verify_report import details, summary
 from ckstore.remote.verification import remote_verify_report
 from ckstore_cli._compat import override
-from ckstore_cli._frame import Frame, framed
+from ckstore_cli._frame import Frame, UserPath, framed
 from ckstore_cli._progress import Progress
 from ckstore_cli._refs import complete_ref
-from ckstore_cli._types import UserPath
 
 _LOOKS = {"repaired": "green", "mended": "green", "note": "yellow"}
 
