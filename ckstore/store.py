@@ -14,11 +14,10 @@ from ckstore.background import BackgroundSaves
 from ckstore.errors import BadInput, StepExists, StoreNotFound
 from ckstore.interpreter import log_notes
 from ckstore.model.brief import BriefList
-from ckstore.model.document import shown
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import AUTO, CAPTURED, DEFAULT_RUN, check_run, expanded
 from ckstore.model.sizes import is_number
-from ckstore.ops.api_calls import api_call, api_call_in_memory, check_options, checked_call, of_state
+from ckstore.ops.api_calls import api_call, api_call_in_memory, check_options, of_state
 from ckstore.remote.mirror.attachment import attach, wake_mirror
 from ckstore.saver.helper_processes import COMPACTION
 
@@ -288,7 +287,6 @@ class Store:
         return store
 
     @classmethod
-    @checked_call
     def clone(
         cls,
         source: str | os.PathLike[str],
@@ -1828,7 +1826,7 @@ class Store:
     @api_call
     def compact(
         self,
-        refs: RefLike | Iterable[RefLike] = (),
+        refs: Iterable[RefLike] = (),
         run: str | None = None,
         *,
         keep_newest: int = 3,
@@ -1841,7 +1839,7 @@ class Store:
         changed. Writing and reading compacted checkpoints requires the packages of ``ckstore[compact]``.
 
         Args:
-            refs: Only this checkpoint, or these checkpoints. If none are given, all.
+            refs: Only these checkpoints. If none are given, all.
             run: Only this run. If None, the run of `open`, otherwise each run by itself.
             keep_newest: Number of the newest checkpoints of a run that remain plain, at least 1.
             dry_run: Change nothing, and report which blobs would be encoded against which.
@@ -2298,18 +2296,7 @@ class Store:
 
 def context_of(store: Store) -> Context:
     """Return the context that the operations of an open store share; framework integrations use it."""
-    return checked_store(store)._context  # noqa: SLF001 - its own
-
-
-def checked_store(store: object) -> Store:
-    """Return `store` if it is an open store.
-
-    Raises:
-        BadInput: It is something else, such as a path.
-    """
-    if not isinstance(store, Store):
-        raise BadInput(f"store must be a Store, got {shown(store)}", hint="pass Store.open_or_init(path)")
-    return store
+    return store._context  # noqa: SLF001 - its own
 
 
 def _opened_again(  # noqa: PLR0917 - a pickle has no names

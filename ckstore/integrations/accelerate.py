@@ -24,7 +24,7 @@ from ckstore.integrations.directories import (
 )
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.reports.not_saved import NotSaved
-from ckstore.store import Store, checked_store
+from ckstore.store import Store
 from ckstore.training.capture import warn_of_place
 from ckstore.training.conditions import Conditions
 from ckstore.training.hyperparameters import overwritten, settings_of
@@ -73,7 +73,7 @@ class Installed:
         self.last: CheckpointInfo | None = None
         self.resumed_inexactly: tuple[str, ...] = ()
         self._accelerator = accelerator
-        self._store = checked_store(store)
+        self._store = store
         self._run = run
         self._begun = False
         self._keep_count: int | None = accelerator.project_configuration.total_limit

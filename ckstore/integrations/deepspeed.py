@@ -13,7 +13,7 @@ from ckstore.integrations import own_run
 from ckstore.integrations.directories import checkout_to_resume, commit_directory, inexact
 from ckstore.ops.notices import warn
 from ckstore.ops.save.gather import step_in_name
-from ckstore.store import Store, checked_store
+from ckstore.store import Store
 from ckstore.training.conditions import Conditions
 from ckstore.training.hyperparameters import overwritten, settings_of
 from ckstore.training.processes import is_first, once_for_all, wait_for_all, world_size
@@ -43,7 +43,7 @@ class CkstoreCheckpointEngine(TorchCheckpointEngine):  # type: ignore[misc]
         super().__init__(config)
         self.resumed_inexactly: tuple[str, ...] = ()
         self._conditions = conditions(config)
-        self.store = checked_store(store)
+        self.store = store
         self.run = run
         self._read: Path | None = None
         self._begun = False

@@ -37,7 +37,7 @@ from ckstore.objects.documents import atomic_file
 from ckstore.ops.save.options import SaveOptions
 from ckstore.ops.save.tolerance import tell_failures
 from ckstore.saver.client.pending import PendingSave
-from ckstore.store import Store, checked_store, context_of
+from ckstore.store import Store, context_of
 from ckstore.training.history import run_of
 
 __all__ = ["CkstoreCheckpointIO", "ExactResume", "read_marker"]
@@ -91,7 +91,7 @@ class CkstoreCheckpointIO(CheckpointIO):
     """
 
     def __init__(self, store: Store, run: str | None = None, *, delete: bool = True, background: bool = False) -> None:
-        self.store = checked_store(store)
+        self.store = store
         self._run = run
         self.delete = delete
         self.background = background

@@ -38,7 +38,7 @@ from ckstore.ops.notices import warn
 from ckstore.ops.save.options import SaveOptions
 from ckstore.ops.save.tolerance import tell_failures
 from ckstore.saver.client.pending import PendingSave
-from ckstore.store import RefLike, Store, checked_store, context_of
+from ckstore.store import RefLike, Store, context_of
 from ckstore.training.conditions import Conditions
 from ckstore.training.history import numbers_at, run_of
 from ckstore.training.loader import length_of
@@ -271,7 +271,7 @@ class CkstoreTrainerMixin:
         if self.ckstore is None:
             msg = f"{type(self).__name__}.ckstore is not set"
             raise BadInput(msg, hint="trainer.ckstore = Store.open_or_init(path)")
-        return checked_store(self.ckstore)
+        return self.ckstore
 
     def _conditions(self) -> Conditions:
         return conditions(self.args, getattr(self, "train_dataset", None))
@@ -290,7 +290,7 @@ class CkstoreCallback(TrainerCallback):
     """
 
     def __init__(self, store: Store, run: str | None = None) -> None:
-        self.store = checked_store(store)
+        self.store = store
         self.run = run
         self.last: CheckpointInfo | None = None
         self._keep_count: int | None = None

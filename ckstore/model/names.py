@@ -297,8 +297,8 @@ def differing_in_case(paths: Iterable[str]) -> tuple[str, str] | None:
     return None
 
 
-def path_text(path: object) -> str:
-    """Return the text of a path.
+def expanded(path: str | os.PathLike[str]) -> Path:
+    """Return `path` with a leading ``~`` or ``~user`` replaced by the home directory, as in a shell.
 
     Raises:
         BadInput: `path` is not a path, or contains a NUL character.
@@ -308,18 +308,6 @@ def path_text(path: object) -> str:
         raise BadInput(f"a path is a str or a Path, got {shown(path)}")
     if "\0" in text:
         raise BadInput(f"a path has no NUL characters, got {shown(text)}", hint="remove the NUL character")
-    return text
-
-
-def expanded(path: str | os.PathLike[str]) -> Path:
-    """Return `path` with a leading ``~`` or ``~user`` replaced by the home directory, as in a shell.
-
-    Raises:
-        BadInput: `path` is not a path, is empty, or contains a NUL character.
-    """
-    text = path_text(path)
-    if not text:
-        raise BadInput("the path is empty", hint="a variable may not be set; write . for the current directory")
     # If the name of a directory starts with ``~``, the user can give its absolute path.
     return Path(os.path.expanduser(text))  # noqa: PTH111 - the method of Path raises for an unknown user
 

@@ -38,8 +38,8 @@ def pack_below_bytes(medium: int, chunk_bytes: int) -> int:
 
 
 def is_number(value: object) -> bool:
-    """Return whether `value` is a real number, also of NumPy. A bool is not a number."""
-    return isinstance(value, Real) and not isinstance(value, bool)
+    """Return whether `value` is a real number, also of NumPy."""
+    return isinstance(value, Real)
 
 
 def parse_size(text: str) -> int:

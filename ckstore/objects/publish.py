@@ -15,10 +15,9 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from ckstore.errors import BadInput, InUse, SaveFailed, StepExists, UnknownOutcome
+from ckstore.errors import InUse, SaveFailed, StepExists, UnknownOutcome
 from ckstore.fs import dirfd_stat, files, links, locks, statx
 from ckstore.fs.dirfd_stat import NotInStore, OpenDir, StorePath
-from ckstore.model.document import shown
 from ckstore.model.manifest.info import Published
 from ckstore.model.manifest.manifest import Manifest
 from ckstore.model.names import SHORT_DIGITS, CheckpointKey, directory_of
@@ -44,12 +43,6 @@ _RUN_TIMEOUT_S = 30.0
 # a few calls to the server.
 _HIDDEN_S = _RUN_TIMEOUT_S + 15.0
 _HIDDEN_PAUSE_S = 0.02
-
-
-def check_if_exists(value: object) -> None:
-    """Raise `BadInput` unless `value` is one of `IfExists`."""
-    if value not in ("error", "replace", "keep"):
-        raise BadInput(f"if_exists must be 'error', 'replace' or 'keep', got {shown(value)}")
 
 
 class Overtaken(Exception):

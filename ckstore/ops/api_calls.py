@@ -1,4 +1,4 @@
-"""Wrap the public functions: convert their errors, and let a thread make only one call of a store at a time.
+"""Wrap the public methods: convert their errors, and let a thread make only one call of a store at a time.
 
 A signal handler, a ``__del__`` or a callback can call a store while its thread is inside another call of the same
 store. The new call would wait for locks that its own thread holds, so it is refused at once, before it takes a lock.
@@ -100,18 +100,13 @@ def of_state(method: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
-def checked_call(method: Callable[P, R]) -> Callable[P, R]:
-    """Convert the errors of a public function to those of ckstore.
-
-    The function raises:
-        BadInput: The call failed, and an argument does not have the type in the signature.
-        UnsafePlace: A directory of the store was replaced by another file.
-        CkstoreError: The system refused a request, or there is not enough memory.
-    """
-
+def _as_act(method: Callable[P, R], places: Callable[[Any], tuple[object, ...]]) -> Callable[P, R]:
     @functools.wraps(method)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        # Create the object before `try`, so that the `finally` block can remove it even if a signal handler raises.
+        own_act = _Act(method, args, kwargs)
         try:
+            _begin(own_act, places)
             return method(*args, **kwargs)
         # `NotInStore` is caught before its base class `OSError`, since a symlink in place of a directory is an attack
         # or an accident, and not an I/O error.
@@ -125,45 +120,20 @@ def checked_call(method: Callable[P, R]) -> Callable[P, R]:
             if isinstance(error, PermissionError):
                 hint = "it belongs to another user, or its permissions were changed. Nothing in the store is lost"
             raise of_the_system(error, msg, hint=hint) from error
+        # The arguments are checked only after Python has refused the call, so that correct calls are not slower.
+        except TypeError as error:
+            if msg := unknown_argument(method, kwargs):
+                raise TypeError(msg) from error
+            raise
         except MemoryError as error:
             msg = f"{_failed(method)}: not enough memory{f': {error}' if str(error) else ''}"
             raise CkstoreError(msg, hint="nothing in the store is lost") from error
-        except Exception as error:
-            _refuse_arguments(method, args, kwargs, error)
-            raise
-
-    return call
-
-
-def _as_act(method: Callable[P, R], places: Callable[[Any], tuple[object, ...]]) -> Callable[P, R]:
-    @functools.wraps(method)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        # Create the object before `try`, so that the `finally` block can remove it even if a signal handler raises.
-        own_act = _Act(method, args, kwargs)
-        try:
-            _begin(own_act, places)
-            return method(*args, **kwargs)
         finally:
             # This is one call of C code, so no signal handler can raise before the call is removed. Otherwise, later
             # calls of this thread would always be refused.
             _under_way.pop(own_act, None)
 
-    return checked_call(call)
-
-
-def _refuse_arguments(
-    method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception
-) -> None:
-    """Raise the error for an argument that the method does not have, or that has a wrong type, if there is one."""
-    # The arguments are checked only after the call has failed, so that correct calls are not slower.
-    if isinstance(error, TypeError) and (msg := unknown_argument(method, kwargs)):
-        raise TypeError(msg) from error
-    from ckstore.ops.argument_types import wrong_argument  # only for an error
-
-    if (wrong := wrong_argument(method, args, kwargs)) is not None:
-        name, wanted, value = wrong
-        msg = f"{_failed(method)}: {name} must be of type {wanted}, got {shown(value)}"
-        raise BadInput(msg, hint=f"the docstring of {method.__name__.strip('_')} describes the arguments") from error
+    return call
 
 
 def places_of(root: Path) -> tuple[object, ...]:

@@ -12,7 +12,6 @@ from datetime import UTC, datetime
 
 from ckstore.errors import CkstoreError
 from ckstore.fs import files
-from ckstore.model.names import check_run
 from ckstore.model.reports.event import Event, parse_line
 from ckstore.model.times import start_of, text_of_time, time_of_text
 from ckstore.objects.layout import Layout
@@ -48,7 +47,6 @@ def note(
 def events(context: Context, *, since: object = None, run: str | None = None) -> list[Event]:
     """Return the events, the oldest first; see `ckstore.Store.events`."""
     start = start_of(since, datetime.now(UTC), "since")
-    run = None if run is None else check_run(run)
     found = (event for event in _read(context.layout) if run in (None, event.run))
     return [event for event in found if start is None or time_of_text(event.time) >= start]
 

@@ -25,7 +25,7 @@ from ckstore.objects.layout import BLOBS, MARK
 from ckstore.ops.api_calls import why_of
 from ckstore.ops.context import Context
 from ckstore.ops.notices import warn
-from ckstore.ops.refs.find import AnyRef, find, several
+from ckstore.ops.refs.find import AnyRef, find
 from ckstore.ops.refs.listing import no_such_run
 
 # Only files directly in these directories are renewed. `remotes/.cache/` is excluded, since the times of its files show
@@ -44,7 +44,8 @@ def touch(context: Context, ref: AnyRef | Iterable[AnyRef] | None = None, run: s
         if not keys and run is not None:
             raise no_such_run(layout, run)
     else:
-        keys = [*dict.fromkeys(find(context, one).key for one in several(ref))]
+        refs = [ref] if isinstance(ref, str) or not isinstance(ref, Iterable) else [*ref]
+        keys = [*dict.fromkeys(find(context, one).key for one in refs)]
     renewal = _Renewal()
     count = sum(renewal.checkpoint(layout.checkpoint(key)) for key in sorted(keys))
     if ref is None:  # include checkpoints that `undo` can restore

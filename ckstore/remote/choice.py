@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, TypedDict
 
 from ckstore.errors import BadInput
 from ckstore.model.manifest.info import CheckpointInfo
-from ckstore.model.names import check_run
-from ckstore.ops.refs.find import AnyRef, find, several
-from ckstore.ops.refs.listing import current_or_named, no_such_run
+from ckstore.ops.refs.find import AnyRef, find
+from ckstore.ops.refs.listing import current_or_named
 
 if TYPE_CHECKING:
     from ckstore.model.reports.progress import Progress
@@ -61,8 +60,7 @@ class Choice:
     @property
     def run(self) -> str | None:
         """The run whose checkpoints are selected."""
-        run = self.options.get("run")
-        return None if run is None else check_run(run)
+        return self.options.get("run")
 
     @property
     def tagged(self) -> bool:
@@ -84,14 +82,14 @@ class Choice:
         """Return the refs, or `latest` if none were given."""
         if self.refs is None:
             return ["latest"]
-        return several(self.refs)
+        if isinstance(self.refs, Iterable) and not isinstance(self.refs, str):
+            return [*self.refs]
+        return [self.refs]
 
     def of(self, context: Context) -> list[CheckpointInfo]:
         """Return the selected checkpoints of a store, without duplicates."""
         if self.by_rule():
             run = self.run if self.run is not None else context.run
-            if self.run is not None and not context.layout.is_filled(self.run):
-                raise no_such_run(context.layout, self.run)
             return [info for info in current_or_named(context, run) if info.tags or not self.tagged]
         found = [find(context, ref) for ref in self.several()]
         return [*{info.key: info for info in found}.values()]

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from ckstore.errors import BadInput, NoSuchRef
+from ckstore.errors import BadInput
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.remote.transfer import EvictReport, TransferReport
-from ckstore.model.sizes import is_number, parse_size
-from ckstore.objects.publish import IfExists, check_if_exists
+from ckstore.model.sizes import parse_size
+from ckstore.objects.publish import IfExists
 from ckstore.ops.context import Context
 from ckstore.ops.refs.find import AnyRef, text_of
 from ckstore.remote import pull as pulling
@@ -36,7 +35,7 @@ def _manner(options: TransferOptions) -> TransferLimits:
     """Return the limits of a transfer."""
     bwlimit = options.get("bwlimit")
     bytes_s = parse_size(bwlimit) if isinstance(bwlimit, str) else bwlimit
-    if bytes_s is not None and not (is_number(bytes_s) and 0 < bytes_s < math.inf):
+    if bytes_s is not None and bytes_s <= 0:
         raise BadInput(f"bwlimit must be a number of bytes per second above 0, got {bwlimit!r}")
     return TransferLimits(bytes_s, options.get("progress"))
 
@@ -78,7 +77,6 @@ def pull(
 ) -> TransferReport:
     """See `ckstore.Store.pull`."""
     how = _manner(options)
-    check_if_exists(if_exists)
     if not dry_run:
         context.check_writable()
     there = open_source(context, remote)
@@ -117,8 +115,6 @@ def _places(context: Context, source: Source, choice: Choice) -> list[Place]:
     if choice.by_rule():
         run = choice.run if choice.run is not None else context.run
         places = source.places("" if run is None else f"{run}/")
-        if choice.run is not None and not places:
-            raise NoSuchRef(f"{source.name} has no checkpoint of the run {choice.run!r}")
         if choice.tagged:
             tagged = {*source.tags().values()}
             return [place for place in places if place in tagged]

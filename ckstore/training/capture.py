@@ -10,7 +10,6 @@ from typing import Any
 
 from ckstore.errors import BadInput
 from ckstore.model.names import CAPTURED
-from ckstore.ops.api_calls import checked_call
 from ckstore.ops.notices import warn
 from ckstore.tensors.kinds import is_stateful, is_tensor
 from ckstore.tensors.refusals import type_name
@@ -31,7 +30,6 @@ _warned: set[str] = set()
 """The keys of the warnings that this process has issued."""
 
 
-@checked_call
 def capture(
     model: Any = None,
     optimizer: Any = None,

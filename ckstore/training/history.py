@@ -30,7 +30,6 @@ from ckstore.model.settings.retention_plan import OVER_BUDGET, Candidate
 from ckstore.model.sizes import size_text
 from ckstore.model.times import text_of_time
 from ckstore.model.words import counted, in_lines, new_text, printable
-from ckstore.ops.api_calls import checked_call
 from ckstore.ops.config_file import StoreRules, rules_of
 from ckstore.ops.free.retain import plan_commits
 from ckstore.ops.notices import warn
@@ -209,7 +208,6 @@ def _reading(path: StorePath) -> Iterator[None]:
         raise BadInput(msg, hint="import again when it is readable; checkpoints imported so far are kept") from error
 
 
-@checked_call
 def import_history(
     store: Store,
     folder: str | os.PathLike[str],

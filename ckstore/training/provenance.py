@@ -13,12 +13,10 @@ from typing import Any
 
 from ckstore.git_revision import git_revision
 from ckstore.model.names import expanded
-from ckstore.ops.api_calls import checked_call
 
 PACKAGES = ("ckstore", "torch", "numpy", "transformers", "accelerate", "lightning", "deepspeed", "peft")
 
 
-@checked_call
 def provenance(
     config: Mapping[str, Any] | None = None,
     *,

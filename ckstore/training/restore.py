@@ -13,7 +13,6 @@ from ckstore.model.brief import brief
 from ckstore.model.checkpoint.refs import is_latest_valid
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.words import printable
-from ckstore.ops.api_calls import checked_call
 from ckstore.ops.notices import warn
 from ckstore.store import RefLike, Store
 from ckstore.tensors.kinds import is_stateful, is_tensor
@@ -92,7 +91,6 @@ class _RandomStates(_Receiver):
         self.differing = set_generators(self.generators, self.private)
 
 
-@checked_call
 def restore(
     store: Store,
     ref: RefLike = "latest-valid",

@@ -38,7 +38,7 @@ from ckstore.model.checkpoint.refs import is_latest_valid
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.reports.not_saved import NotSaved
 from ckstore.model.settings.patience import OnFailure, check_on_failure
-from ckstore.ops.api_calls import api_call, checked_call
+from ckstore.ops.api_calls import api_call
 from ckstore.ops.context import Context
 from ckstore.ops.notices import warn
 from ckstore.ops.read.target_load import LoadReport
@@ -81,7 +81,6 @@ def save(
 ) -> CheckpointInfo | NotSaved: ...
 
 
-@checked_call
 def save(
     store: Store | str | os.PathLike[str],
     state: dict[str, Any],
@@ -147,7 +146,6 @@ def save(
     return or_not_saved(context_of(store), save_together, on_failure, run, step)
 
 
-@checked_call
 def async_save(
     store: Store | str | os.PathLike[str],
     state: dict[str, Any],
@@ -278,7 +276,6 @@ class _RefusedWriter(CkstoreWriter):
         raise self._error
 
 
-@checked_call
 def load(
     store: Store | str | os.PathLike[str],
     state: dict[str, Any],

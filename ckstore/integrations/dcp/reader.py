@@ -14,6 +14,7 @@ import uuid
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -38,7 +39,6 @@ from ckstore.model.manifest.dtypes import TORCH_ITEMSIZE
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.manifest import LeafRecord
 from ckstore.model.manifest.tensor_cuts import block_of, in_bytes
-from ckstore.model.names import expanded
 from ckstore.model.training_identity import Parent
 from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.objects.pieces import PieceReader
@@ -99,7 +99,7 @@ class CkstoreReader(StorageReader):
         self.beyond: Counter[str] = Counter()
         self.load_id = str(uuid.uuid4())
         self._store: Store | None = store if isinstance(store, Store) else None
-        self._path = store.path if isinstance(store, Store) else expanded(store).resolve()
+        self._path = store.path if isinstance(store, Store) else Path(store).resolve()
         self.content: TargetContent | None = None
         self._before = None if since is None else _content(self.store, since)
 

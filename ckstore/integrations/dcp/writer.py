@@ -16,6 +16,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Unpack
 
 import torch
@@ -31,7 +32,7 @@ from ckstore.integrations.dcp.replicas import differing, refuse_differing
 from ckstore.interpreter import log_notes
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.ranks import DcpValue
-from ckstore.model.names import check_own_run, check_step, expanded
+from ckstore.model.names import check_own_run, check_step
 from ckstore.objects.staging import Staging
 from ckstore.ops.api_calls import api_call, check_options, of_state
 from ckstore.ops.free import reclaim
@@ -89,7 +90,7 @@ class CkstoreWriter(StorageWriter):
         given: SaveOptions = {"if_run_in_use": "error", **options}
         self._options: SaveOptions = {**given, "tags": (tags,) if isinstance(tags, str) else tuple(tags)}
         self._store: Store | None = store if isinstance(store, Store) else None
-        self._path = store.path if isinstance(store, Store) else expanded(store).resolve()
+        self._path = store.path if isinstance(store, Store) else Path(store).resolve()
         self.timeout_s = math.inf
         self.say: Callable[[str], object] = len
         self.keys: list[list[Any]] = []

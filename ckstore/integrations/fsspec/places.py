@@ -10,7 +10,7 @@ from typing import Any
 from ckstore.errors import BadInput, StoreNotFound
 from ckstore.fs.dirfd_stat import resolved
 from ckstore.model.manifest.committed_files import FileSummary, followed
-from ckstore.model.names import STEP_PATTERN, check_own_run, check_step, path_text
+from ckstore.model.names import STEP_PATTERN, check_own_run, check_step
 from ckstore.ops.save.gather import step_in_name
 
 PREFIX = "ckstore://"
@@ -50,7 +50,7 @@ class StoreLocation:
 
 def stripped(path: str | os.PathLike[str]) -> str:
     """Return the absolute path in a URL of the filesystem. Relative paths are relative to the working directory."""
-    text = os.path.abspath(os.path.expanduser(path_text(path).removeprefix(PREFIX)))
+    text = os.path.abspath(os.path.expanduser(os.fspath(path).removeprefix(PREFIX)))
     return f"/{text.lstrip('/')}"
 
 

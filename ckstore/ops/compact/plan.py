@@ -17,7 +17,7 @@ from ckstore.objects.checkpoints import CheckpointDirectory, key_with_id, may_la
 from ckstore.ops.check.validity import Glance, glance
 from ckstore.ops.compact.shares import Orphans, own_blobs
 from ckstore.ops.context import Context
-from ckstore.ops.refs.find import AnyRef, find, several
+from ckstore.ops.refs.find import AnyRef, find
 from ckstore.ops.refs.listing import infos, no_such_run
 from ckstore.ops.refs.protection import pins_by_id
 
@@ -39,7 +39,7 @@ class _Rest(NamedTuple):
 
 def plan(
     context: Context,
-    refs: AnyRef | Iterable[AnyRef],
+    refs: Iterable[AnyRef],
     run: str | None,
     *,
     keep_newest: int = KEEP_NEWEST,
@@ -54,7 +54,7 @@ def plan(
         raise BadInput(f"keep_newest must be an integer from 1, got {keep_newest!r}")
     if run not in (None, context.run) and not context.layout.is_filled(check_run(run)):
         raise no_such_run(context.layout, run)
-    named = [find(context, ref) for ref in several(refs)]
+    named = [find(context, ref) for ref in refs]
     for info in named:
         if info.superseded:
             msg = f"{short_id(info.id)} is superseded. Only the newest checkpoint of {info.name} can be compacted"

@@ -130,7 +130,6 @@ class OpenCheckpoint:
         memories = self._read(sorted(storages), name, "read the tensors that it consists of one by one")
         return build_with(node, LeafMaker(leaves, memories.__getitem__).leaf, leaves, path=name)
 
-    @api_call
     def slice(self, name: str) -> LeafSlice:
         """Return a tensor that can be indexed: ``ckpt.slice("w")[a:b]`` reads only the pieces with rows a to b.
 

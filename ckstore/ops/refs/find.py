@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import SupportsIndex, TypeVar, cast
+from typing import SupportsIndex, TypeVar
 
 from ckstore.errors import BadInput, CatalogUnavailable, CkstoreError, DamagedBlob, InUse, NoSuchRef
 from ckstore.model.best import Best
@@ -101,17 +101,6 @@ def _missed(context: Context, ref: Ref, error: NoSuchRef) -> NoSuchRef:
     by_command = f"{name} was deleted; ckstore undo {arguments(name)} restores it"
     hint = f"{name} was deleted; store.undo({name!r}) restores it"
     return NoSuchRef(error.message, hint=hint, command_hint=by_command)
-
-
-def several(refs: AnyRef | Iterable[AnyRef]) -> list[AnyRef]:
-    """Return one ref or several as a list."""
-    if isinstance(refs, str | CheckpointInfo):
-        return [refs]
-    try:
-        items = iter(cast("Iterable[AnyRef]", refs))
-    except TypeError:  # a number; a tensor without dimensions has `__iter__`, but cannot be iterated
-        return [cast("AnyRef", refs)]
-    return [*items]
 
 
 def text_of(ref: str | SupportsIndex) -> str:

@@ -85,7 +85,6 @@ def request_of(  # noqa: PLR0917 - the arguments are those of `Request`
         raise BadInput(f"tags must be a list of names, got {shown(tags)}", hint="give a list, or leave it out")
     if step is not None:
         step = check_step(step)
-    in_use = options.get("if_run_in_use")
     return Request(
         run,
         step,
@@ -95,7 +94,7 @@ def request_of(  # noqa: PLR0917 - the arguments are those of `Request`
         progress=progress,
         parent=parent,
         patience=patience_in(options),
-        if_run_in_use="append" if in_use is None else in_use,
+        if_run_in_use=options.get("if_run_in_use") or "append",
         facts=facts,
     )
 

@@ -141,7 +141,8 @@ class Request:
             check_step(self.step)
         for tag in self.tags:
             check_tag(tag)
-        publishing.check_if_exists(self.if_exists)
+        if self.if_exists not in ("error", "replace", "keep"):
+            raise BadInput(f"if_exists must be 'error', 'replace' or 'keep', got {self.if_exists!r}")
         if self.if_run_in_use not in ("error", "append"):
             raise BadInput(f"if_run_in_use must be 'error' or 'append', got {self.if_run_in_use!r}")
 

@@ -70,7 +70,7 @@ class DeviceSink:
             if storage is None:
                 return flat
             found = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-        except (AssertionError, AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
+        except (AssertionError, AttributeError, NotImplementedError, RuntimeError, TypeError) as error:
             raise self._unusable(f"{type(error).__name__}: {error}") from error
         # If the function returned a storage of another size, the tensors would have wrong bytes.
         if found.numel() != flat.numel():

@@ -14,7 +14,6 @@ from typing import Any, Literal
 from ckstore.errors import BadInput
 from ckstore.fs.host.own_folders import forget
 from ckstore.model.names import expanded
-from ckstore.ops.api_calls import checked_call
 from ckstore.training.provenance import provenance
 from ckstore.training.resume_check.certificate import (
     CHANGED,
@@ -61,7 +60,6 @@ _TIMEOUT_MOST_S = 1e6
 _TENSOR_KINDS = frozenset(KINDS) - {"batch", "random state", "loss", "metric"}
 
 
-@checked_call
 def check(
     make_loop: str | Callable[[], Any],
     *,
