@@ -291,7 +291,7 @@ def reserve_and_kill(store: Store, path: Path) -> str:
     while any(_group_of(int(name)) == started.pid for name in os.listdir("/proc") if name.isdigit()):
         time.sleep(0.02)
     # Its saver makes the checkpoint that was ordered.
-    assert next(iter(store.follow("main", poll_s=0.1, timeout_s=60))).step == 5
+    assert next(iter(store.follow("main", timeout_s=60))).step == 5
     return os.readlink(path)
 
 
